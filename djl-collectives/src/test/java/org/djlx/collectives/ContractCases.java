@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives;
 
+import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+
 import ai.djl.ndarray.NDManager;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
+import java.util.function.BiConsumer;
+import java.util.function.Supplier;
+import java.util.stream.Stream;
 import org.djlx.collectives.c10d.GroupExpectations;
+import org.junit.jupiter.api.DynamicTest;
 
 /**
  * The contract of all backends. Each case is the code of one rank and runs on all ranks of a group
@@ -42,6 +50,68 @@ public final class ContractCases {
         cases.putAll(ErrorCases.all());
         cases.putAll(GroupExpectations.cases());
         return cases;
+    }
+
+    /**
+     * Returns a test for each case, on ranks that are threads. All cases run on the same groups;
+     * after a failed case, the next one gets new groups.
+     *
+     * @param create creates a group for each rank
+     * @param rank runs the code of a rank
+     */
+    public static Stream<DynamicTest> tests(
+            Map<String, Case> cases,
+            Supplier<List<ProcessGroup>> create,
+            BiConsumer<ProcessGroup, Runnable> rank) {
+        List<ProcessGroup> groups = new ArrayList<>();
+        return cases.entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () -> {
+                                            if (groups.isEmpty()) {
+                                                groups.addAll(create.get());
+                                            }
+                                            try {
+                                                run(entry.getValue(), groups, rank);
+                                            } catch (Throwable e) {
+                                                groups.forEach(ProcessGroup::destroy);
+                                                groups.clear();
+                                                throw e;
+                                            }
+                                        }))
+                .onClose(() -> groups.forEach(ProcessGroup::destroy));
+    }
+
+    /** As {@link #tests}, with new groups for each case. */
+    public static Stream<DynamicTest> testsOnOwnGroups(
+            Map<String, Case> cases,
+            Supplier<List<ProcessGroup>> create,
+            BiConsumer<ProcessGroup, Runnable> rank) {
+        return cases.entrySet().stream()
+                .map(
+                        entry ->
+                                dynamicTest(
+                                        entry.getKey(),
+                                        () -> {
+                                            List<ProcessGroup> groups = create.get();
+                                            try {
+                                                run(entry.getValue(), groups, rank);
+                                            } finally {
+                                                groups.forEach(ProcessGroup::destroy);
+                                            }
+                                        }));
+    }
+
+    private static void run(
+            Case body, List<ProcessGroup> groups, BiConsumer<ProcessGroup, Runnable> rank) {
+        ProcessGroups.run(
+                groups,
+                group -> {
+                    rank.accept(group, () -> run(body, group));
+                    return null;
+                });
     }
 
     /** Runs one case on one rank. */

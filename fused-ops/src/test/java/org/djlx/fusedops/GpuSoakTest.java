@@ -350,7 +350,7 @@ class GpuSoakTest {
                             case 0 -> kill(ranks, random, CudaP2pVictimMain.class, "during");
                             case 1 -> kill(ranks, random, CudaP2pVictimMain.class, "between");
                             case 2 -> kill(ranks, random, FusedVictimMain.class);
-                            default -> kill(ranks, random, FusedVictimMain.class, "FUSED");
+                            default -> kill(ranks, random, FusedVictimMain.class, "2"); // FUSED
                         }
                         soak.add("kills", 1);
                     }
@@ -359,6 +359,6 @@ class GpuSoakTest {
 
     private static void kill(int ranks, Random random, Class<?> main, String... arguments)
             throws InterruptedException {
-        Survivors.check(ranks, random.nextLong(), main, arguments);
+        Survivors.check(ranks, 1, random.nextLong(), main, arguments);
     }
 }

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.cudap2p;
 
-import static org.junit.jupiter.api.DynamicTest.dynamicTest;
-
 import java.util.List;
+import java.util.Map;
 import java.util.stream.Stream;
 import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.nccl.NcclCases;
 import org.junit.jupiter.api.DynamicTest;
@@ -37,27 +35,13 @@ class CudaP2pAlgorithmsTest {
         return contract(P2pRanks.directOptions());
     }
 
-    /** Runs all cases in one group; after a failure, later cases may fail, too. */
     private static Stream<DynamicTest> contract(CudaP2pOptions.Builder options) {
         int worldSize = P2pRanks.require();
         P2pRanks.requireNccl(); // NCCL runs some reductions and types.
-        List<ProcessGroup> groups =
-                ProcessGroups.local("cuda_p2p", worldSize, options.optBufferSize(1 << 20).build());
-        return NcclCases.cases(worldSize).entrySet().stream()
-                .filter(
-                        entry ->
-                                entry.getKey().startsWith("allReduce")
-                                        || OTHERS.contains(entry.getKey()))
-                .map(entry -> dynamicTest(entry.getKey(), () -> run(groups, entry.getValue())))
-                .onClose(() -> groups.forEach(ProcessGroup::destroy));
-    }
-
-    private static void run(List<ProcessGroup> groups, ContractCases.Case body) {
-        ProcessGroups.run(
-                groups,
-                group -> {
-                    P2pRanks.run(group, () -> ContractCases.run(body, group));
-                    return null;
-                });
+        Map<String, ContractCases.Case> cases = NcclCases.cases(worldSize);
+        cases.keySet().removeIf(name -> !name.startsWith("allReduce") && !OTHERS.contains(name));
+        CudaP2pOptions built = options.optBufferSize(1 << 20).build();
+        return ContractCases.tests(
+                cases, () -> ProcessGroups.local("cuda_p2p", worldSize, built), P2pRanks::run);
     }
 }

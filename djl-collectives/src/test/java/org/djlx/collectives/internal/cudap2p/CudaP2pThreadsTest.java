@@ -15,6 +15,7 @@ import ai.djl.ndarray.types.Shape;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -141,70 +142,27 @@ class CudaP2pThreadsTest {
                 });
     }
 
-    /** Runs all cases in one group, as with processes; after a failure, in a new one. */
     @TestFactory
     Stream<DynamicTest> contract() {
         P2pRanks.requireNccl();
-        List<ProcessGroup> groups = new ArrayList<>();
-        return NcclCases.cases(worldSize).entrySet().stream()
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        entry.getKey(),
-                                        () -> check(entry.getValue(), groups, P2pRanks.options())))
-                .onClose(() -> groups.forEach(ProcessGroup::destroy));
+        return ContractCases.tests(
+                NcclCases.cases(worldSize), () -> groups(P2pRanks.options()), P2pRanks::run);
     }
 
     /** The cases of collectives that run by copies, in rounds if they are large. */
     @TestFactory
     Stream<DynamicTest> contractByCopies() {
-        List<ProcessGroup> groups = new ArrayList<>();
-        return NcclCases.cases(worldSize).entrySet().stream()
-                .filter(entry -> COPIED.contains(entry.getKey()))
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        entry.getKey(),
-                                        () ->
-                                                check(
-                                                        entry.getValue(),
-                                                        groups,
-                                                        P2pRanks.copiesOptions())))
-                .onClose(() -> groups.forEach(ProcessGroup::destroy));
-    }
-
-    private void check(
-            ContractCases.Case body, List<ProcessGroup> groups, CudaP2pOptions.Builder options) {
-        if (groups.isEmpty()) {
-            groups.addAll(groups(options));
-        }
-        boolean passed = false;
-        try {
-            run(groups, (group, manager) -> ContractCases.run(body, group));
-            passed = true;
-        } finally {
-            if (!passed) {
-                groups.forEach(ProcessGroup::destroy);
-                groups.clear();
-            }
-        }
+        Map<String, ContractCases.Case> cases = NcclCases.cases(worldSize);
+        cases.keySet().retainAll(COPIED);
+        return ContractCases.tests(cases, () -> groups(P2pRanks.copiesOptions()), P2pRanks::run);
     }
 
     /** With the calls of all ranks compared before they run. */
     @TestFactory
     Stream<DynamicTest> verifiedContract() {
         P2pRanks.requireNccl();
-        return NcclCases.verifiedCases().entrySet().stream()
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        entry.getKey(),
-                                        () ->
-                                                run(
-                                                        P2pRanks.verifiedOptions(),
-                                                        (group, manager) ->
-                                                                ContractCases.run(
-                                                                        entry.getValue(), group))));
+        return ContractCases.testsOnOwnGroups(
+                NcclCases.verifiedCases(), () -> groups(P2pRanks.verifiedOptions()), P2pRanks::run);
     }
 
     /** Two calls, of which the last rank makes the second where the others make the first. */

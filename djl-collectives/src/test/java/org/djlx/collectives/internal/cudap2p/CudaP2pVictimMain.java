@@ -15,7 +15,7 @@ public final class CudaP2pVictimMain {
     public static void main(String[] args) throws InterruptedException {
         Survivors.run(
                 args[0].equals("between"),
-                (group, manager) -> {
+                (round, group, manager) -> {
                     // Many at once, so that the GPU waits, not only the host.
                     try (NDArray tensor =
                             Torch.empty(manager, new Shape(100_000), ScalarType.BFLOAT16)) {

@@ -99,9 +99,12 @@ public final class P2pRanks {
         return options.optSharedGpus(isShared());
     }
 
-    /** Returns the environment of a process, in addition to what a launcher sets. */
+    /**
+     * Returns the environment of a process, in addition to what a launcher sets. A process of one
+     * rank need not load all kernels when it starts, as ranks of one process on a GPU do.
+     */
     public static Map<String, String> environment() {
-        return isShared() ? Map.of("LOCAL_RANK", "0") : Map.of();
+        return isShared() ? Map.of("LOCAL_RANK", "0", "CUDA_MODULE_LOADING", "LAZY") : Map.of();
     }
 
     /** Runs the code of a rank that is a thread: on a stream of its own, if it shares a GPU. */

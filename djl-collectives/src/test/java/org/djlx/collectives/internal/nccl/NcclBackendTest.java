@@ -195,7 +195,7 @@ class NcclBackendTest {
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
             NDArray tensor = manager.ones(new Shape(1));
             ProcessGroup hasty =
-                    groups.get(0).withTimeout(Duration.ofSeconds(2)); // No peer calls it.
+                    groups.get(0).withTimeout(Duration.ofMillis(400)); // No peer calls it.
             List<Work> works = new ArrayList<>();
             NcclBatch.run(
                     () -> {
@@ -368,7 +368,7 @@ class NcclBackendTest {
     @Test
     void uncalledOperationsFailWhenTheirRankLeaves() {
         List<ProcessGroup> groups = groups(options().optDevices(devices()));
-        ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofSeconds(2));
+        ProcessGroup hasty = groups.get(0).withTimeout(Duration.ofMillis(400));
         try (NDManager manager = NDManager.newBaseManager(groups.get(0).device())) {
             NDArray tensor = manager.ones(new Shape(1));
             List<Work> works =
@@ -412,7 +412,7 @@ class NcclBackendTest {
                 group -> {
                     try (NDManager manager = NDManager.newBaseManager(group.device())) {
                         NDArray tensor = manager.ones(new Shape(8 << 20));
-                        Thread.sleep(group.rank() == 0 ? 0 : 1000);
+                        Thread.sleep(group.rank() == 0 ? 0 : 300);
                         Work work = group.allReduce(tensor, ReduceOp.SUM);
                         work.blockCurrentStream();
                         NDArray twice = tensor.add(tensor);

@@ -3,7 +3,6 @@ package org.djlx.collectives.internal.nccl;
 
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
-import static org.junit.jupiter.api.DynamicTest.dynamicTest;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDManager;
@@ -23,6 +22,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.junit.jupiter.api.Assumptions;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.Tag;
@@ -41,37 +41,46 @@ class NcclThreadsTest {
         NcclCases.require(1);
     }
 
-    /** Each case on a group of its own, whose communicator is created with its first operation. */
+    /** The communicator is created with the first operation. */
     @TestFactory
     Stream<DynamicTest> contract() {
-        return contract(CudaDevice.count(), false);
+        int worldSize = CudaDevice.count();
+        return tests(NcclCases.cases(worldSize), worldSize, options());
     }
 
     @TestFactory
     Stream<DynamicTest> contractOfOne() {
-        return contract(1, false);
+        Assumptions.assumeTrue(CudaDevice.count() > 1, "contract() is of one rank here");
+        return tests(NcclCases.cases(1), 1, options());
+    }
+
+    /** Operations of several kinds create the communicator, each of a group of its own. */
+    @TestFactory
+    Stream<DynamicTest> firstOperations() {
+        return testsOnOwnGroups(
+                cases("broadcast", "sendRecv", "batch", "allReduceCoalesced", "objects", "split"),
+                options());
     }
 
     /** With calls compared across ranks. */
     @TestFactory
     Stream<DynamicTest> verifiedContract() {
-        return contract(CudaDevice.count(), true);
+        return testsOnOwnGroups(NcclCases.verifiedCases(), options().optDebug(DebugLevel.DETAIL));
     }
 
     /** With messages on the group's communicator. */
     @TestFactory
     Stream<DynamicTest> eagerContract() {
         int worldSize = CudaDevice.count();
-        return tests(NcclCases.casesInTurn(worldSize), worldSize, eager().build());
+        return tests(NcclCases.casesInTurn(worldSize), worldSize, eager());
     }
 
     /** The messages of a batch are compared together, in whatever order the peer has them. */
     @TestFactory
     Stream<DynamicTest> verifiedMessagesOnTheGroupsCommunicator() {
-        Map<String, ContractCases.Case> cases = ContractCases.all();
-        cases.keySet().retainAll(Set.of("batch", "inTurn", "orderOfMessages", "messageMisfits"));
-        NcclOptions options = eager().optDebug(DebugLevel.DETAIL).build();
-        return tests(cases, CudaDevice.count(), options);
+        return testsOnOwnGroups(
+                cases("batch", "inTurn", "orderOfMessages", "messageMisfits"),
+                eager().optDebug(DebugLevel.DETAIL));
     }
 
     @TestFactory
@@ -79,7 +88,19 @@ class NcclThreadsTest {
         int worldSize = CudaDevice.count();
         Map<String, ContractCases.Case> cases = NcclCases.cases(worldSize);
         cases.keySet().removeAll(NcclCases.casesInTurn(worldSize).keySet());
-        return tests(cases, worldSize, eager().optPairCommunicators(true).build());
+        return tests(cases, worldSize, eager().optPairCommunicators(true));
+    }
+
+    /** Sub-groups and barriers block the host, even if works do not. */
+    @TestFactory
+    Stream<DynamicTest> nonBlockingContract() {
+        return testsOnOwnGroups(
+                cases("barrier", "monitoredBarrier", "newGroup", "split", "subGroupsOfSubGroups"),
+                options().optBlockingWait(false));
+    }
+
+    private static NcclOptions.Builder options() {
+        return NcclOptions.builder().optTimeout(Duration.ofSeconds(60));
     }
 
     private static NcclOptions.Builder eager() {
@@ -90,40 +111,26 @@ class NcclThreadsTest {
                                 .toArray(Device[]::new));
     }
 
-    /** Sub-groups and barriers block the host, even if works do not. */
-    @TestFactory
-    Stream<DynamicTest> nonBlockingContract() {
-        int worldSize = CudaDevice.count();
-        NcclOptions options = options().optBlockingWait(false).build();
-        return Stream.of("barrier", "monitoredBarrier", "newGroup", "split", "subGroupsOfSubGroups")
-                .map(
-                        name ->
-                                dynamicTest(
-                                        worldSize + " ranks: " + name,
-                                        () ->
-                                                run(
-                                                        worldSize,
-                                                        options,
-                                                        ContractCases.all().get(name))));
-    }
-
-    private static Stream<DynamicTest> contract(int worldSize, boolean verify) {
-        NcclOptions options =
-                options().optDebug(verify ? DebugLevel.DETAIL : DebugLevel.OFF).build();
-        return tests(
-                verify ? NcclCases.verifiedCases() : NcclCases.cases(worldSize),
-                worldSize,
-                options);
+    private static Map<String, ContractCases.Case> cases(String... names) {
+        Map<String, ContractCases.Case> cases = ContractCases.all();
+        cases.keySet().retainAll(Set.of(names));
+        return cases;
     }
 
     private static Stream<DynamicTest> tests(
-            Map<String, ContractCases.Case> cases, int worldSize, NcclOptions options) {
-        return cases.entrySet().stream()
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        worldSize + " ranks: " + entry.getKey(),
-                                        () -> run(worldSize, options, entry.getValue())));
+            Map<String, ContractCases.Case> cases, int worldSize, NcclOptions.Builder options) {
+        return ContractCases.tests(
+                cases,
+                () -> ProcessGroups.local("nccl", worldSize, options.build()),
+                (group, body) -> body.run());
+    }
+
+    private static Stream<DynamicTest> testsOnOwnGroups(
+            Map<String, ContractCases.Case> cases, NcclOptions.Builder options) {
+        return ContractCases.testsOnOwnGroups(
+                cases,
+                () -> ProcessGroups.local("nccl", CudaDevice.count(), options.build()),
+                (group, body) -> body.run());
     }
 
     /**
@@ -148,24 +155,6 @@ class NcclThreadsTest {
             CollectiveException e = assertThrows(CollectiveException.class, work::await);
             assertTrue(e.getMessage().contains("rank 1 failed"), e.getMessage());
             assertTrue(e.getMessage().contains("the reader ended"), e.getMessage());
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
-    }
-
-    private static NcclOptions.Builder options() {
-        return NcclOptions.builder().optTimeout(Duration.ofSeconds(60));
-    }
-
-    private static void run(int worldSize, NcclOptions options, ContractCases.Case body) {
-        List<ProcessGroup> groups = ProcessGroups.local("nccl", worldSize, options);
-        try {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        ContractCases.run(body, group);
-                        return null;
-                    });
         } finally {
             groups.forEach(ProcessGroup::destroy);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
-import static org.junit.jupiter.api.DynamicTest.dynamicTest;
+import static org.junit.jupiter.api.DynamicContainer.dynamicContainer;
 
 import java.time.Duration;
 import java.util.List;
@@ -11,6 +11,7 @@ import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ShmOptions;
+import org.junit.jupiter.api.DynamicContainer;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.Timeout;
@@ -24,30 +25,25 @@ class ShmThreadsTest {
             ShmOptions.builder().optTimeout(Duration.ofSeconds(60)).optChunkSize(64 << 10).build();
 
     @TestFactory
-    Stream<DynamicTest> contract() {
-        return IntStream.of(1, 2, 3, 4, 8).boxed().flatMap(ShmThreadsTest::contract);
+    Stream<DynamicContainer> contract() {
+        return IntStream.of(1, 2, 3, 4, 8)
+                .mapToObj(
+                        worldSize ->
+                                dynamicContainer(
+                                        worldSize + " ranks",
+                                        ContractCases.testsOnOwnGroups(
+                                                ContractCases.all(),
+                                                () -> groups(worldSize),
+                                                (group, body) -> body.run())));
     }
 
-    private static Stream<DynamicTest> contract(int worldSize) {
-        return ContractCases.all().entrySet().stream()
-                .map(
-                        entry ->
-                                dynamicTest(
-                                        worldSize + " ranks: " + entry.getKey(),
-                                        () -> run(worldSize, entry.getValue())));
+    @TestFactory
+    Stream<DynamicTest> contractOnOneGroup() {
+        return ContractCases.tests(
+                ContractCases.all(), () -> groups(3), (group, body) -> body.run());
     }
 
-    private static void run(int worldSize, ContractCases.Case body) {
-        List<ProcessGroup> groups = ProcessGroups.local("shm", worldSize, OPTIONS);
-        try {
-            ProcessGroups.run(
-                    groups,
-                    group -> {
-                        ContractCases.run(body, group);
-                        return null;
-                    });
-        } finally {
-            groups.forEach(ProcessGroup::destroy);
-        }
+    private static List<ProcessGroup> groups(int worldSize) {
+        return ProcessGroups.local("shm", worldSize, OPTIONS);
     }
 }
