@@ -3,6 +3,7 @@ package org.djlx.bench;
 
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
+import com.google.gson.ToNumberPolicy;
 import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.lang.management.ManagementFactory;
@@ -19,6 +20,14 @@ import java.util.Optional;
  * All benchmarks share this form.
  */
 final class BenchReport {
+
+    /** Writes reports, also results that are NaN; reads numbers as they are written. */
+    static final Gson GSON =
+            new GsonBuilder()
+                    .setPrettyPrinting()
+                    .serializeSpecialFloatingPointValues()
+                    .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
+                    .create();
 
     private final Map<String, Object> values = new LinkedHashMap<>();
 
@@ -49,14 +58,18 @@ final class BenchReport {
     }
 
     void store(Path json) {
-        Gson gson = new GsonBuilder().setPrettyPrinting().create();
         Path file = json.toAbsolutePath();
         try {
             Files.createDirectories(file.getParent());
-            Files.writeString(file, gson.toJson(values) + "\n");
+            Files.writeString(file, GSON.toJson(values) + "\n");
         } catch (IOException e) {
             throw new UncheckedIOException("cannot write the report " + file + ": " + e, e);
         }
+    }
+
+    /** Returns the tables of what was put so far. */
+    String printed() {
+        return new ResultsSection("", GSON.toJsonTree(values).getAsJsonObject()).printed();
     }
 
     private static String cpuModel() throws IOException {

@@ -90,21 +90,7 @@ final class BlockBenchCommand extends ReportCommand {
                         medians ->
                                 medians.forEach(
                                         (name, time) -> slowest.merge(name, time, Math::max)));
-        double block = slowest.get(BlockBench.BLOCK);
-        print(
-                "%s, %d tokens, %s: block %.2f ms (%.2f from idle), its matmuls alone %.2f ms, its"
-                        + " attention alone %.2f ms, one behind the other %.2f ms; block / matmuls"
-                        + " %.3f, block / both %.3f%n",
-                options.placement(),
-                tokens,
-                options.type(),
-                block,
-                slowest.get(BlockBench.FROM_IDLE),
-                slowest.get(BlockBench.MATMULS),
-                slowest.get(BlockBench.ATTENTION),
-                slowest.get(BlockBench.BOTH),
-                block / slowest.get(BlockBench.MATMULS),
-                block / slowest.get(BlockBench.BOTH));
+        print("%s, %d tokens, %s%n", options.placement(), tokens, options.type());
         begin("a transformer block, forward and backward, median", NativeVersions.query());
         put("gpus", gpus);
         put("ranks", count);
@@ -118,6 +104,7 @@ final class BlockBenchCommand extends ReportCommand {
         put("rounds", rounds);
         slowest.forEach(this::put);
         store();
+        printTables();
         return 0;
     }
 }

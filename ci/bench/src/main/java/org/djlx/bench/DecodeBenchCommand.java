@@ -230,6 +230,7 @@ final class DecodeBenchCommand extends ReportCommand {
         if (python != null) {
             compare(config, ranks, steps, first);
         }
+        printTables();
         return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
     }
 
@@ -382,7 +383,6 @@ final class DecodeBenchCommand extends ReportCommand {
                             new LinkedHashMap<>()));
             store();
         }
-        print("%n%s", Columns.printed("steps", rows));
         return rows;
     }
 
@@ -393,7 +393,6 @@ final class DecodeBenchCommand extends ReportCommand {
         FirstToken first = new FirstToken(longPrompt, micros, null);
         put("firstToken", first);
         store();
-        print("%nfirst token of a prompt of %d after %.0f us%n", longPrompt, micros);
         return first;
     }
 
@@ -424,9 +423,6 @@ final class DecodeBenchCommand extends ReportCommand {
         put("servedTokens", answerTokens);
         put("served", rows);
         store();
-        print(
-                "%nanswers of %d tokens, by the HTTP server%n%s",
-                answerTokens, Columns.printed("served", rows));
         rows.stream()
                 .flatMap(row -> row.errors().stream())
                 .distinct()
@@ -451,12 +447,6 @@ final class DecodeBenchCommand extends ReportCommand {
                 "firstToken",
                 new FirstToken(first.promptTokens, first.medianMicros, result.matmulMicros()));
         store();
-        print(
-                "%nPyTorch %s: microseconds of a step %s, of the matmuls of %d tokens %s %s%n",
-                result.torch(),
-                result.stepMicros(),
-                longPrompt,
-                result.matmulMicros(),
-                result.notes());
+        result.notes().forEach(note -> progress("PyTorch: %s", note));
     }
 }

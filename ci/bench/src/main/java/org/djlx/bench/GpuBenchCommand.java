@@ -143,9 +143,8 @@ final class GpuBenchCommand extends ReportCommand {
                             store(); // After each row, so a later failure loses nothing.
                             progress("%s", measured);
                         });
-        print(
-                "bfloat16, microseconds, replayed and eager%n%n%s",
-                Columns.printed("bench-gpu", rows));
+        print("bfloat16, microseconds, replayed and called%n%n");
+        printTables();
         return right;
     }
 

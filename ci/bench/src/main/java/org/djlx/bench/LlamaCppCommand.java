@@ -17,7 +17,6 @@ import java.util.concurrent.TimeoutException;
 import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
-import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.GgufDirectory;
@@ -291,29 +290,9 @@ final class LlamaCppCommand extends ReportCommand {
         put("programs", rows);
         put("equalTokens", equalTokens);
         store();
-        TextTable table =
-                new TextTable(
-                        ("program,loading s,resident MB,before loading,tokens/s of 1,fastest,of"
-                                        + " 4,fastest,first token of 512 ms")
-                                .split(","));
-        for (Row row : rows) {
-            table.add(
-                    row.program,
-                    number("%.2f", row.seconds),
-                    row.residentBytes / 1_000_000,
-                    row.residentBefore / 1_000_000,
-                    rate(0, row.steps.get(0).medianMicros()),
-                    rate(0, row.steps.get(0).fastestMicros()),
-                    rate(1, row.steps.get(1).medianMicros()),
-                    rate(1, row.steps.get(1).fastestMicros()),
-                    number("%.1f", row.firstTokenMicros / 1e3));
-        }
         print(
-                "%s %s, %s, %d threads compute%n%sgreedy tokens equal: %d of %d%n",
-                size, weights, model.placement(), threads, table, equalTokens, TOKENS);
-    }
-
-    private static String rate(int index, double micros) {
-        return number("%.1f", BATCHES[index] * 1e6 / micros);
+                "%s %s, %s, %d threads compute; greedy tokens equal: %d of %d%n",
+                size, weights, model.placement(), threads, equalTokens, TOKENS);
+        printTables();
     }
 }

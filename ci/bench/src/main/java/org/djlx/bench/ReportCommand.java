@@ -3,7 +3,6 @@ package org.djlx.bench;
 
 import java.io.IOException;
 import java.nio.file.Path;
-import java.util.Locale;
 import java.util.Map;
 import org.djlx.collectives.launch.cli.CliCommand;
 import picocli.CommandLine.Option;
@@ -40,13 +39,13 @@ abstract class ReportCommand extends CliCommand {
         }
     }
 
+    /** Prints the tables of what was put so far. */
+    final void printTables() {
+        print("%s", report.printed());
+    }
+
     /** Prints a line about progress to stderr. */
     final void progress(String format, Object... values) {
         err().printf(format + "%n", values).flush();
-    }
-
-    /** Formats a number for a table; a dash for null. */
-    static String number(String format, Double value) {
-        return value == null ? "-" : String.format(Locale.ROOT, format, value);
     }
 }

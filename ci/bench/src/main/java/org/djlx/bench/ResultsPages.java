@@ -18,7 +18,6 @@ import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
-import org.djlx.collectives.launch.cli.TextTable;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
@@ -42,8 +41,8 @@ final class ResultsPages {
     /** The file of the README's chart, and the sizes that it shows. */
     private static final String README_CHART = "gpu-bench-4.json";
 
-    private static final Set<String> README_SIZES =
-            Set.of(
+    private static final List<String> README_SIZES =
+            List.of(
                     "512, 8192, 8192",
                     "2048, 8192, 8192",
                     "8192, 8192, 8192",
@@ -55,7 +54,6 @@ final class ResultsPages {
     private static final Map<String, String> OUTPUTS = new ConcurrentHashMap<>(); // by command
 
     private final Path root;
-    private final Map<String, JsonObject> reports = new TreeMap<>();
     private final Map<String, ResultsSection> sections = new TreeMap<>();
     private final Set<String> used = new TreeSet<>();
 
@@ -75,14 +73,15 @@ final class ResultsPages {
         Map<Path, String> files = new LinkedHashMap<>();
         Path results = root.resolve("ci/results");
         for (Path file : list(results, ".json")) {
-            reports.put(file.getFileName().toString(), report(file));
+            String name = file.getFileName().toString();
+            sections.put(name, new ResultsSection(name, report(file)));
         }
         List<Path> pages = new ArrayList<>(list(root.resolve("docs"), ".md"));
         pages.add(root.resolve("README.md"));
         for (Path page : pages) {
             files.put(root.relativize(page), fill(page));
         }
-        Set<String> missing = new TreeSet<>(reports.keySet());
+        Set<String> missing = new TreeSet<>(sections.keySet());
         missing.removeAll(used);
         if (!missing.isEmpty()) {
             throw new IllegalArgumentException(
@@ -92,13 +91,14 @@ final class ResultsPages {
                             + " docs/performance.md");
         }
         Path images = Path.of("docs/images");
-        for (ResultsSection section : sections.values()) {
-            section.chart()
-                    .ifPresent(chart -> files.put(images.resolve(section.chartName()), chart));
-        }
-        section(README_CHART)
-                .chart(README_SIZES::contains)
-                .ifPresent(chart -> files.put(images.resolve("speed-up.svg"), chart));
+        sections.forEach(
+                (name, section) -> {
+                    String chart = section.chart();
+                    if (!chart.isEmpty()) {
+                        files.put(images.resolve(name.replace(".json", ".svg")), chart);
+                    }
+                });
+        files.put(images.resolve("speed-up.svg"), sections.get(README_CHART).chart(README_SIZES));
         return files;
     }
 
@@ -116,14 +116,6 @@ final class ResultsPages {
         }
     }
 
-    private ResultsSection section(String name) {
-        JsonObject report = reports.get(name);
-        if (report == null) {
-            throw new IllegalArgumentException("ci/results/" + name + " does not exist");
-        }
-        return sections.computeIfAbsent(name, key -> new ResultsSection(key, report));
-    }
-
     private String fill(Path page) throws IOException {
         return SECTION.matcher(Files.readString(page))
                 .replaceAll(
@@ -137,8 +129,14 @@ final class ResultsPages {
         if (!kind.equals("results")) {
             return output(name);
         }
+        if (name.equals(HIGHLIGHTS)) {
+            return ResultsSection.highlights(sections);
+        }
         used.add(name);
-        return name.equals(HIGHLIGHTS) ? highlights() : section(name).markdown();
+        if (!sections.containsKey(name)) {
+            throw new IllegalArgumentException("ci/results/" + name + " does not exist");
+        }
+        return sections.get(name).markdown();
     }
 
     /** Returns the output of a command of samples/run.sh: Markdown as it is, other text as code. */
@@ -168,37 +166,5 @@ final class ResultsPages {
             Thread.currentThread().interrupt();
         }
         throw new IllegalArgumentException("samples/run.sh " + command + " failed");
-    }
-
-    /** Four rows for the README. */
-    private String highlights() {
-        TextTable table =
-                new TextTable(
-                        "measured, bfloat16 unless named",
-                        "machine",
-                        "this project",
-                        "PyTorch 2.11",
-                        "NCCL, or DJL alone");
-        operator(table, "gpu-bench-4.json", "all-gather + matmul  8192, 8192, 8192");
-        operator(table, "gpu-bench-8.json", "matmul + reduce-scatter  8192, 28672, 8192");
-        operator(table, "gpu-bench.json", "all-reduce  64 KiB");
-        JsonObject step = section("train.json").named("step, 64 rows a rank");
-        table.add(
-                "data-parallel step, 537 M parameters, 64 rows a rank, float32",
-                "2 × NVIDIA H200",
-                Columns.fill("{%.1f P2P} ms", step),
-                Columns.fill("{%.1f TORCH_DDP} ms (DDP)", step),
-                Columns.fill("{%.1f DJL} ms (DJL)", step));
-        return table.markdown();
-    }
-
-    private void operator(TextTable table, String file, String label) {
-        JsonObject row = section(file).named(label);
-        table.add(
-                label.replace("  ", ", "),
-                section(file).report().get("cards").getAsString(),
-                Columns.fill("{micros replay.ours} µs", row),
-                Columns.fill("{micros replay.torch} µs", row),
-                Columns.fill("{micros replay.nccl} µs (NCCL)", row));
     }
 }

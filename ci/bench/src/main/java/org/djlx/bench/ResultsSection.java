@@ -4,28 +4,28 @@ package org.djlx.bench;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import java.io.IOException;
+import java.io.InputStream;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
 import java.util.Comparator;
-import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Objects;
-import java.util.Optional;
 import java.util.TreeMap;
-import java.util.function.Predicate;
-import java.util.regex.Pattern;
-import java.util.stream.Collectors;
+import java.util.function.Function;
 import java.util.stream.Stream;
+import org.djlx.llm.text.template.Template;
 
 /**
- * One file of {@code ci/results} as Markdown: a line that names the machine and the versions, a
- * chart if PyTorch was measured, and tables. The resource {@code tables.json} has the texts and
- * columns of each benchmark; a text with a missing value is left out.
+ * A report with the values that its tables and charts show, in the variables of the template {@code
+ * results.jinja}, which writes them.
  */
 final class ResultsSection {
 
     /** The sizes of operators that a chart shows: few enough to fit one screen. */
-    private static final Pattern CHARTED =
-            Pattern.compile("(512|2048|8192|16384), .*|1 KiB|64 KiB|1 MiB|16 MiB|64 MiB");
+    private static final List<String> CHARTED =
+            List.of("512", "2048", "8192", "16384", "1 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB");
 
     private static final Map<String, String> OPERATIONS =
             Map.of(
@@ -36,90 +36,53 @@ final class ResultsSection {
                     "reduceScatter", "reduce-scatter",
                     "allReduce", "all-reduce");
 
-    private final String name;
+    private static final Template TEMPLATE = template();
+
     private final JsonObject report;
-    private final JsonObject texts;
 
     /** Takes a report of a benchmark; older formats in {@code ci/results} are read, too. */
     ResultsSection(String name, JsonObject original) {
-        this.name = name;
         report = original.deepCopy();
-        String benchmark = report.get("benchmark").getAsString();
-        texts =
-                Columns.TEXTS.keySet().stream()
-                        .filter(benchmark::startsWith)
-                        .map(Columns.TEXTS::getAsJsonObject)
-                        .findFirst()
-                        .orElseThrow(
-                                () ->
-                                        new IllegalArgumentException(
-                                                name
-                                                        + ": no table is known for the benchmark: "
-                                                        + benchmark));
-        complete();
-    }
-
-    /** Adds the values that pages show but files do not have. */
-    private void complete() {
         report.addProperty("file", name);
-        report.addProperty("cards", cards());
-        report.addProperty("one", report.has("gpus") ? "one GPU" : "one rank");
-        report.addProperty("day", text("date").substring(0, 10));
-        // 7 digits, and "-dirty" if it is there
-        report.addProperty("commit", text("commit").replaceFirst("^(\\w{7})\\w*", "$1"));
-        if (report.has("torch") && Character.isDigit(text("torch").charAt(0))) {
-            report.getAsJsonObject("versions")
-                    .addProperty("torch", text("torch").replaceFirst("\\+.*", ""));
-        } else {
+        if (report.has("torch") && !report.get("torch").getAsString().matches("\\d.*")) {
             report.remove("torch"); // the reason why PyTorch is missing
         }
-        if (report.get("jvmOptions") instanceof JsonArray options && !options.isEmpty()) {
-            report.addProperty(
-                    "options",
-                    options.asList().stream()
-                            .map(JsonElement::getAsString)
-                            .collect(Collectors.joining("` `", "`", "`")));
-        }
         if (report.has("rows")) {
-            list(report, "rows").forEach(ResultsSection::completeRow);
-            report.add("cases", report.get("rows"));
+            JsonArray rows = report.getAsJsonArray("rows");
+            rows.forEach(row -> completeRow(row.getAsJsonObject()));
+            report.add("cases", rows);
         } else if (report.has("medians")) {
             report.add("cases", medians());
-        } else if (report.has("config")) {
-            completeGeneration(report.getAsJsonObject("config"));
-        } else if (report.has("steps")) {
+        } else if (report.has("steps") && !report.has("config")) {
             report.add("cases", steps());
         }
     }
 
-    private void completeGeneration(JsonObject config) {
-        if (config.get("layerConfigs") instanceof JsonArray layers) {
-            config.addProperty("layers", layers.size()); // Older files have the number.
+    private static Template template() {
+        try (InputStream in = ResultsSection.class.getResourceAsStream("results.jinja")) {
+            return Template.parse(new String(in.readAllBytes(), StandardCharsets.UTF_8));
+        } catch (IOException e) {
+            throw new UncheckedIOException(e);
         }
-        if (report.has("quantization") && text("quantization").equals("NONE")) {
-            report.remove("quantization");
-        }
-        if (!Columns.value("text kvCacheDtype", config).equals(Optional.of("FP8"))) {
-            config.remove("kvCacheDtype");
-        }
-        JsonObject first = report.getAsJsonObject("firstToken");
-        first.addProperty("milliseconds", first.get("medianMicros").getAsDouble() / 1000);
     }
 
     /** Adds names, PyTorch's best time and the limit to a row of operators. */
-    static void completeRow(JsonObject row) {
+    private static void completeRow(JsonObject row) {
         String[] words = row.get("operation").getAsString().split(" ", 2);
         String operation = OPERATIONS.get(words[0]) + (words.length == 1 ? "" : ", " + words[1]);
-        row.addProperty("operation", operation);
         String size =
                 row.has("mnk")
                         ? row.get("mnk").toString().replaceAll("[\\[\\]]", "").replace(",", ", ")
                         : bytes(row.get("bytes").getAsLong());
-        row.addProperty("size", size);
-        row.addProperty("label", operation + "  " + size);
+        row.addProperty("operation", operation);
+        label(row, operation + "  " + size, size);
         JsonObject replay = row.getAsJsonObject("replay");
-        best(row, "replay.%s").ifPresent(best -> replay.add(GpuBenchRow.TORCH, best));
-        best(row, "columns.%s.gpuMicros").ifPresent(best -> row.add("eagerTorch", best));
+        JsonObject columns = row.getAsJsonObject("columns");
+        addBest(replay, GpuBenchRow.TORCH, replay::get);
+        addBest(
+                row,
+                "eagerTorch",
+                name -> columns.has(name) ? columns.getAsJsonObject(name).get("gpuMicros") : null);
         if (replay.has(GpuBenchRow.MATMUL) && replay.has(GpuBenchRow.COMMUNICATION)) {
             double matmul = replay.get(GpuBenchRow.MATMUL).getAsDouble();
             double communication = replay.get(GpuBenchRow.COMMUNICATION).getAsDouble();
@@ -129,41 +92,52 @@ final class ResultsSection {
         row.addProperty("verdict", isRight ? "" : "WRONG");
     }
 
-    /** Returns the best time of PyTorch's operators. */
-    private static Optional<JsonElement> best(JsonObject row, String path) {
-        return Stream.of(GpuBenchRow.TORCH, GpuBenchRow.TORCH_ONE_SHOT, GpuBenchRow.TORCH_TWO_SHOT)
-                .map(name -> Columns.at(row, path.formatted(name)))
+    private static void label(JsonObject row, String label, String size) {
+        row.addProperty("label", label);
+        row.addProperty("size", size);
+    }
+
+    /** Adds the best time of PyTorch's operators, if it was measured. */
+    private static void addBest(JsonObject to, String field, Function<String, JsonElement> time) {
+        Stream.of(GpuBenchRow.TORCH, GpuBenchRow.TORCH_ONE_SHOT, GpuBenchRow.TORCH_TWO_SHOT)
+                .map(time)
                 .filter(Objects::nonNull)
-                .min(Comparator.comparing(JsonElement::getAsDouble));
+                .min(Comparator.comparing(JsonElement::getAsDouble))
+                .ifPresent(best -> to.add(field, best));
     }
 
     /** Returns the times of an all-reduce on the CPU: an object a size, with each program. */
     private JsonArray medians() {
         Map<Long, JsonObject> cases = new TreeMap<>();
-        JsonObject medians = report.getAsJsonObject("medians");
-        for (String program : medians.keySet()) {
-            for (JsonObject row : list(medians, program)) {
-                long bytes = row.get("size").getAsLong();
-                JsonObject found = cases.computeIfAbsent(bytes, size -> new JsonObject());
-                found.addProperty("size", bytes(bytes));
-                found.addProperty("label", "all-reduce  " + bytes(bytes));
-                found.add(program, row.get("micros"));
-            }
-        }
+        report.getAsJsonObject("medians")
+                .asMap()
+                .forEach(
+                        (program, rows) -> {
+                            for (JsonElement each : rows.getAsJsonArray()) {
+                                JsonObject row = each.getAsJsonObject();
+                                long size = row.get("size").getAsLong();
+                                addTime(cases, size, program, row.get("micros"));
+                            }
+                        });
+        cases.forEach((size, row) -> label(row, "all-reduce  " + bytes(size), bytes(size)));
         return array(cases);
     }
 
     /** Returns the times of a training step: an object a number of rows, with each contender. */
     private JsonArray steps() {
         Map<Long, JsonObject> cases = new TreeMap<>();
-        for (JsonObject step : list(report, "steps")) {
+        for (JsonElement each : report.getAsJsonArray("steps")) {
+            JsonObject step = each.getAsJsonObject();
             long rows = step.get("rows").getAsLong();
-            JsonObject found = cases.computeIfAbsent(rows, size -> new JsonObject());
-            found.addProperty("size", rows + " rows a rank");
-            found.addProperty("label", "step, " + rows + " rows a rank");
-            found.add(step.get("who").getAsString(), step.get("milliseconds"));
+            addTime(cases, rows, step.get("who").getAsString(), step.get("milliseconds"));
         }
+        cases.forEach((n, row) -> label(row, "step, " + n + " rows a rank", n + " rows a rank"));
         return array(cases);
+    }
+
+    private static void addTime(
+            Map<Long, JsonObject> cases, long size, String contender, JsonElement time) {
+        cases.computeIfAbsent(size, key -> new JsonObject()).add(contender, time);
     }
 
     private static JsonArray array(Map<Long, JsonObject> objects) {
@@ -172,114 +146,45 @@ final class ResultsSection {
         return array;
     }
 
-    private static List<JsonObject> list(JsonObject from, String key) {
-        return from.getAsJsonArray(key).asList().stream()
-                .map(JsonElement::getAsJsonObject)
-                .toList();
-    }
-
-    private String text(String key) {
-        return report.get(key).getAsString();
-    }
-
-    /** Returns the lines to put between a page's markers. */
-    String markdown() {
-        String chart = chart().isEmpty() ? "" : "![Speed-up on {text cards}](images/%s)\n\n";
-        return parts(Columns.TEXTS.getAsJsonArray("header"))
-                + Columns.fill(chart.formatted(chartName()), report)
-                + parts(texts.getAsJsonArray("parts"));
-    }
-
-    private String parts(JsonArray parts) {
-        return parts.asList().stream()
-                .map(
-                        part ->
-                                part instanceof JsonObject table
-                                        ? table(table)
-                                        : Columns.fill(part.getAsString(), report))
-                .collect(Collectors.joining());
-    }
-
-    private String table(JsonObject table) {
-        Columns columns = Columns.of(table.getAsJsonObject("columns"));
-        List<JsonObject> rows = list(report, table.get("rows").getAsString());
-        return table.has("title")
-                ? columns.transposed(table.get("title").getAsString(), rows, report).markdown()
-                : columns.table(rows, "").markdownOfFilledColumns();
-    }
-
-    String chartName() {
-        return name.replace(".json", ".svg");
-    }
-
-    /** Draws the chart of the page; empty if the file has nothing to compare with. */
-    Optional<String> chart() {
-        return chart(report.has("rows") ? CHARTED.asMatchPredicate() : size -> true);
-    }
-
-    /** Draws the chart of the sizes that are accepted; empty if none has all times. */
-    Optional<String> chart(Predicate<String> accepted) {
-        Map<String, SpeedUpChart.Bar> bars = new LinkedHashMap<>();
-        JsonObject chart = texts.getAsJsonObject("chart");
-        if (chart == null) {
-            return Optional.empty();
-        }
-        for (JsonObject row : list(report, "cases")) {
-            double[] times =
-                    chart.getAsJsonArray("times").asList().stream()
-                            .map(path -> Columns.at(row, path.getAsString()))
-                            .filter(Objects::nonNull)
-                            .mapToDouble(JsonElement::getAsDouble)
-                            .toArray();
-            if (times.length == 3 && accepted.test(row.get("size").getAsString())) {
-                String label = row.get("label").getAsString();
-                bars.put(
-                        label,
-                        new SpeedUpChart.Bar(label, times[0] / times[1], times[0] / times[2]));
-            }
-        }
-        return bars.isEmpty()
-                ? Optional.empty()
-                : Optional.of(
-                        SpeedUpChart.draw(
-                                "Speed-up over " + chart.get("baseline").getAsString() + " (1.0×)",
-                                Columns.fill(
-                                        "{text cards}, %s; ci/results/{text file}"
-                                                .formatted(chart.get("run").getAsString()),
-                                        report),
-                                chart.get("other").getAsString(),
-                                List.copyOf(bars.values())));
-    }
-
-    /** Returns the report with the values that pages show. */
-    JsonObject report() {
-        return report;
-    }
-
-    /** Returns the case of a label. */
-    JsonObject named(String label) {
-        return list(report, "cases").stream()
-                .filter(row -> row.get("label").getAsString().equals(label))
-                .findFirst()
-                .orElseThrow();
-    }
-
-    /** Returns the machine as in "4 × NVIDIA H200". */
-    private String cards() {
-        JsonElement gpus = report.get("gpus");
-        if (gpus == null) {
-            return text("machine") + ", " + text("cores") + " cores";
-        }
-        // Older files have the number of GPUs.
-        return gpus instanceof JsonArray names
-                ? names.size() + " × " + names.get(0).getAsString()
-                : text("gpus") + " GPUs";
-    }
-
     private static String bytes(long bytes) {
         if (bytes >= 1 << 20) {
             return bytes / (1 << 20) + " MiB";
         }
         return bytes >= 1 << 10 ? bytes / (1 << 10) + " KiB" : bytes + " B";
+    }
+
+    /** Returns the lines to put between a page's markers. */
+    String markdown() {
+        return render("page", values(), CHARTED);
+    }
+
+    /** Returns the tables that a command prints. */
+    String printed() {
+        return render("printed", values(), CHARTED);
+    }
+
+    /** Draws the chart of the page; empty if the file has nothing to compare with. */
+    String chart() {
+        return chart(CHARTED);
+    }
+
+    /** Draws a chart of sizes of operators, whole or by their first number. */
+    String chart(List<String> sizes) {
+        return render("chart", values(), sizes);
+    }
+
+    /** Returns the rows of the README from several sections by file. */
+    static String highlights(Map<String, ResultsSection> sections) {
+        Map<String, Object> reports = new TreeMap<>();
+        sections.forEach((name, section) -> reports.put(name, section.values()));
+        return render("highlights", reports, CHARTED);
+    }
+
+    private Object values() {
+        return BenchReport.GSON.fromJson(report, Object.class);
+    }
+
+    private static String render(String what, Object report, List<String> sizes) {
+        return TEMPLATE.render(Map.of("what", what, "r", report, "sizes", sizes));
     }
 }

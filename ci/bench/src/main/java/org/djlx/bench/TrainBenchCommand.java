@@ -19,7 +19,6 @@ import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.collectives.launch.cli.RankOptions;
-import org.djlx.collectives.launch.cli.TextTable;
 import org.djlx.nativeops.NativeVersions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
@@ -84,8 +83,6 @@ final class TrainBenchCommand extends ReportCommand {
     private static final List<String> TORCHES =
             List.of("TORCH_ALONE", TORCH, "TORCH_DDP_TUNED", "TORCH_FSDP2");
 
-    private final TextTable table =
-            new TextTable("rows a rank", "who", "ms a step", "of " + TORCH, "ms over alone");
     private final List<Step> figures = new ArrayList<>();
     private final Map<String, Double> errors = new LinkedHashMap<>(); // of float32 matmuls
     private final Map<String, String> notes = new LinkedHashMap<>(); // what PyTorch refuses
@@ -148,7 +145,8 @@ final class TrainBenchCommand extends ReportCommand {
             put("steps", figures);
             put("notes", notes);
             for (int size : rows) {
-                add(size, measure(size, devices, count, peer));
+                measure(size, devices, count, peer)
+                        .forEach((who, time) -> figures.add(new Step(size, who, time)));
                 if (peer != null) {
                     put("torch", peer.description());
                 }
@@ -158,28 +156,9 @@ final class TrainBenchCommand extends ReportCommand {
                 progress("PyTorch: %s", peer.cause());
             }
         }
-        print("%s%n%s%n", options.placement(), table);
+        print("%s%n", options.placement());
+        printTables();
         return 0;
-    }
-
-    private void add(int size, Map<String, Double> medians) {
-        Double ddp = medians.get(TORCH);
-        medians.forEach(
-                (who, time) -> {
-                    Double alone = alone(who).equals(who) ? null : medians.get(alone(who));
-                    figures.add(new Step(size, who, time));
-                    table.add(
-                            size,
-                            who,
-                            number("%.2f", time),
-                            number("%.2f", ddp == null ? null : Double.valueOf(time / ddp)),
-                            number("%.2f", alone == null ? null : Double.valueOf(time - alone)));
-                });
-    }
-
-    /** Returns the contender that computes the same on one device without communication. */
-    private static String alone(String who) {
-        return who.replaceFirst("_.*", "") + "_ALONE";
     }
 
     private boolean isMeasured(TrainBench.Contender who, int count) {

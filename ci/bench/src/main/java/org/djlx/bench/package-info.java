@@ -22,9 +22,7 @@
  * GpuBenchJob - the ranks of bench-gpu
  * GpuBenchRow - the results of an operation at one size
  * ResultsPages - writes the figures of README.md and docs
- * ResultsSection - one file of ci/results as Markdown
- * Columns - tables of JSON, and texts with its values, by tables.json
- * SpeedUpChart - a bar chart as SVG
+ * ResultsSection - the tables and charts of a report, by results.jinja
  * SideBySide - measures contenders in turns, on the CPU and on GPUs
  * BenchRank - one rank of such a measurement
  * Contender - one way to do an operation
