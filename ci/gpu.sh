@@ -2,7 +2,7 @@
 # Runs the tests with the JUnit tag gpu, but not soak, of all modules, and writes one summary: commit, machine, versions, and
 # for each test class the tests found, succeeded, skipped (with reasons) and failed, and its seconds.
 #   ci/gpu.sh [--classes REGEX] [--join] [--ranks N] [--json FILE] [--commit COMMIT] [--class-path PATH] [-- JVM options]
-#     --classes     only test classes whose names with package match, for example '.*CudaP2p.*'
+#     --classes     only test classes whose names with package match, for example '.*CudaP2p.*', one after the other
 #     --join        adds to the classes in the file, if its commit and GPUs are the same: for runs that divide the classes, one after
 #                   the other or at the same time on different GPUs
 #     --ranks       ranks that share the GPU of a host with one GPU; 2 if not given
@@ -86,10 +86,44 @@ export DJLX_FLIGHT_RECORDER_DIRECTORY=${DJLX_FLIGHT_RECORDER_DIRECTORY:-$root/ci
 mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 # As Maven's tests: a test that trains a small model on the CPU takes minutes if each of many cores has a thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+
+# run_tests TAGS [OPTION...]: runs tests with the tags, and adds them to the summary.
+run_tests() {
+  local tags=$1
+  shift
+  java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$report" -Dtest.report.join=true "-Dtest.commit=$commit" \
+    ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" org.junit.platform.console.ConsoleLauncher execute --disable-banner \
+    --disable-ansi-colors --details=testfeed --select-package org.djlx --include-tag "gpu & !soak & ($tags)" --include-classname "$classes" --fail-if-no-tests
+}
+
+scratch=$(mktemp -d)
+report=$json
+[[ $join == true ]] || report=$scratch/${json##*/}
+touch "$scratch/started"
+
+# finish: keeps the summary, also if the run is cut off.
+finish() {
+  kill "$(jobs -p)" 2>/dev/null || true
+  if [[ $report -nt $scratch/started ]]; then
+    [[ $report == "$json" ]] || { mkdir -p "$(dirname "$json")" && cp "$report" "$json"; }
+    say "The summary is in $json"
+  fi
+  rm -rf "$scratch"
+}
+trap finish EXIT
+
 status=0
-modified=$(stat -c %y "$json" 2>/dev/null) || true
-java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$json" "-Dtest.report.join=$join" "-Dtest.commit=$commit" ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" \
-  org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=testfeed --select-package org.djlx --include-tag gpu --exclude-tag soak \
-  --include-classname "$classes" --fail-if-no-tests || status=$?
-[[ $(stat -c %y "$json" 2>/dev/null) == "$modified" ]] || say "The summary is in $json"
+if [[ $classes != '.*' ]]; then
+  run_tests 'any()' "$@" || status=$?
+else
+  # Groups of one rank lease no GPU from the others: a lease is a file in the folder for temporary files.
+  mkdir "$scratch/tmp"
+  (
+    unset CUDA_MODULE_LOADING
+    run_tests beside "-Djava.io.tmpdir=$scratch/tmp" "-Dtest.started.jvm.args=-Djava.io.tmpdir=$scratch/tmp" "$@"
+  ) &
+  run_tests '!beside & !alone' "$@" || status=$?
+  wait "$!" || status=$?
+  run_tests alone "$@" || status=$?
+fi
 exit "$status"

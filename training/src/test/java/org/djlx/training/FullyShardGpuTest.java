@@ -66,6 +66,7 @@ import org.junit.jupiter.params.provider.ValueSource;
  * cuBLAS, which may not be loaded while a peer waits.
  */
 @Tag("gpu")
+@Tag("alone")
 @Timeout(120)
 class FullyShardGpuTest {
 

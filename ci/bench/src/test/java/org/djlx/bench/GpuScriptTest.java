@@ -2,6 +2,7 @@
 package org.djlx.bench;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import java.io.IOException;
@@ -9,6 +10,7 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
+import java.util.List;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
@@ -26,7 +28,7 @@ class GpuScriptTest {
             for id in ${ids//,/ }; do echo "NVIDIA H100 80GB HBM3"; done
             """;
     private static final String JAVA =
-            "echo \"$CUDA_MODULE_LOADING $CUDA_DEVICE_MAX_CONNECTIONS $*\"";
+            "echo \"[$CUDA_MODULE_LOADING $CUDA_DEVICE_MAX_CONNECTIONS] $*\"";
 
     @TempDir private Path folder;
 
@@ -76,16 +78,31 @@ class GpuScriptTest {
     @Test
     void takesAllGpus() throws Exception {
         String printed = run(null);
-        assertTrue(printed.contains("/ci/results/gpu-tests-4xh100.json"), printed);
-        assertTrue(printed.startsWith("  "), printed); // Neither is set.
+        assertTrue(printed.contains("/gpu-tests-4xh100.json"), printed);
+        assertTrue(printed.startsWith("[ ] "), printed); // Neither is set.
     }
 
     @Test
     void takesVisibleGpus() throws Exception {
-        assertTrue(run("1,3").contains("/ci/results/gpu-tests-2xh100.json"));
-        String one = run("2");
-        assertTrue(one.contains("/ci/results/gpu-tests-1xh100.json"), one);
-        assertTrue(one.startsWith("EAGER 32 "), one);
+        assertTrue(run("1,3").contains("/gpu-tests-2xh100.json"));
+        assertTrue(run("2").contains("/gpu-tests-1xh100.json"));
+    }
+
+    /** Only ranks that share a GPU load kernels eagerly; GPUs are leased in the usual folder. */
+    @Test
+    void runsTestsOfThreeKinds() throws Exception {
+        List<String> lines = run("2").lines().toList();
+        List<String> runs = lines.stream().filter(line -> line.startsWith("[")).sorted().toList();
+        assertEquals(3, runs.size(), lines::toString);
+        assertTrue(runs.get(0).startsWith("[ 32] "), runs.get(0));
+        assertTrue(runs.get(0).contains("(beside)"), runs.get(0));
+        assertTrue(runs.get(0).contains("-Djava.io.tmpdir="), runs.get(0));
+        for (String other : runs.subList(1, 3)) {
+            assertTrue(other.startsWith("[EAGER 32] "), other);
+            assertTrue(other.contains("beside & !alone)") || other.contains("(alone)"), other);
+            assertFalse(other.contains("-Djava.io.tmpdir="), other);
+        }
+        assertEquals("0", lines.get(lines.size() - 1));
     }
 
     @Test

@@ -180,8 +180,8 @@ public final class RunReport implements TestExecutionListener {
             write();
             return;
         }
-        // Another process may join its classes at the same time.
-        Path lock = Path.of(System.getProperty("java.io.tmpdir"), file.getFileName() + ".lock");
+        // Another process, which may have another java.io.tmpdir, may join its classes meanwhile.
+        Path lock = Path.of("/tmp", file.getFileName() + ".lock");
         try (FileChannel channel = FileChannel.open(lock, CREATE, WRITE);
                 FileLock held = channel.lock()) {
             if (Files.exists(file)) {

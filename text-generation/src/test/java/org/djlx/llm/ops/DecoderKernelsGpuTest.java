@@ -44,6 +44,7 @@ import org.junit.jupiter.params.provider.ValueSource;
  * number of rows.
  */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class DecoderKernelsGpuTest {
 
@@ -787,29 +788,35 @@ class DecoderKernelsGpuTest {
         double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
         // Tensor cores keep 13 bits of a product of e4m3 (hopper.cuh).
         double ofSums = wideMatmul != null && bits == 8 ? 0x1p-12 : 1e-5;
-        for (int row = 0; row < mostRows(); row++) {
-            for (int n = 0; n < width; n++) {
-                double[] sum = dot(x, row * depth, weight, n * depth, depth);
-                double expected = sum[0] + bias[n];
-                double most = sum[1];
-                if (gated) {
-                    double[] value = dot(x, row * depth, weight, (width + n) * depth, depth);
-                    value[0] += bias[width + n];
-                    double sigmoid = 1 / (1 + Math.exp(-expected));
-                    // The derivative of silu is at most 1.1.
-                    most = 1.1 * most * Math.abs(value[0]) + Math.abs(expected) * value[1];
-                    expected *= sigmoid * value[0];
-                }
-                double bound = rounding * Math.abs(expected) + ofSums * most + 1e-6;
-                double error = Math.abs(actual[row * (width + GAP) + n] - expected);
-                if (!(error <= bound)) {
-                    fail(error + " at " + row + ", " + n + ", width " + width);
-                }
-            }
-            for (int n = width; n < width + GAP; n++) {
-                assertEquals(UNTOUCHED, actual[row * (width + GAP) + n]);
-            }
-        }
+        IntStream.range(0, mostRows())
+                .parallel()
+                .forEach(
+                        row -> {
+                            for (int n = 0; n < width; n++) {
+                                double[] sum = dot(x, row * depth, weight, n * depth, depth);
+                                double expected = sum[0] + bias[n];
+                                double most = sum[1];
+                                if (gated) {
+                                    int valueRow = (width + n) * depth;
+                                    double[] value = dot(x, row * depth, weight, valueRow, depth);
+                                    value[0] += bias[width + n];
+                                    double sigmoid = 1 / (1 + Math.exp(-expected));
+                                    // The derivative of silu is at most 1.1.
+                                    most =
+                                            1.1 * most * Math.abs(value[0])
+                                                    + Math.abs(expected) * value[1];
+                                    expected *= sigmoid * value[0];
+                                }
+                                double bound = rounding * Math.abs(expected) + ofSums * most + 1e-6;
+                                double error = Math.abs(actual[row * (width + GAP) + n] - expected);
+                                if (!(error <= bound)) {
+                                    fail(error + " at " + row + ", " + n + ", width " + width);
+                                }
+                            }
+                            for (int n = width; n < width + GAP; n++) {
+                                assertEquals(UNTOUCHED, actual[row * (width + GAP) + n]);
+                            }
+                        });
     }
 
     /** Returns the sum of products, and the sum of their absolute values. */

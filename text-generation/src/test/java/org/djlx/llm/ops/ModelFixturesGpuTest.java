@@ -35,6 +35,7 @@ import org.junit.jupiter.params.provider.MethodSource;
 
 /** Models of each architecture on one GPU. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class ModelFixturesGpuTest {
 

@@ -26,6 +26,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** Quantized rows compared with {@link QuantizedReference}. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class QuantizeKernelsGpuTest {
 

@@ -10,6 +10,7 @@ import org.junit.jupiter.api.Timeout;
 
 /** As {@link FusedUpdatesTest}, by the kernels of a GPU. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(100)
 class FusedUpdatesGpuTest extends FusedUpdatesTest {
 

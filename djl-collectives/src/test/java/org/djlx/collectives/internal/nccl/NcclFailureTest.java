@@ -14,6 +14,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** Behaviour when a peer dies. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class NcclFailureTest {
 

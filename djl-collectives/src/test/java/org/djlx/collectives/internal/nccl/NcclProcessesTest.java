@@ -21,6 +21,7 @@ import org.junit.jupiter.api.io.TempDir;
 
 /** The contract on {@code nccl}, with ranks that are processes, on all GPUs of the machine. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class NcclProcessesTest {
 

@@ -33,6 +33,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** The contract on {@code nccl}, with ranks that are threads, on all GPUs of the machine. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class NcclThreadsTest {
 
