@@ -6,13 +6,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
@@ -26,26 +23,9 @@ class DecodePeerTest {
 
     private DecodePeer.Result run(String... lines) throws IOException {
         Path script = Files.write(folder.resolve("peer.sh"), List.of(lines));
-        Rope rope = Rope.of(500, 16);
         ModelConfig config =
-                new ModelConfig(
-                        "llama",
-                        96,
-                        64,
-                        8,
-                        4,
-                        16,
-                        99,
-                        0,
-                        false,
-                        List.of(),
-                        ScalarType.FLOAT32,
-                        Collections.nCopies(3, LayerConfig.llama(rope, 16, 48)),
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO);
+                LlamaDirectory.config(
+                        96, 128, 48, 3, 8, 4, 99, 500, false, ScalarType.FLOAT32);
         return DecodePeer.run(
                 "sh", script, DecodePeer.arguments(config, 2, 5, new int[] {1, 8}, 7));
     }
@@ -71,7 +51,7 @@ class DecodePeerTest {
         assertEquals(
                 List.of("{\"batch\":1,\"method\":\"oneShot\",\"note\":\"no\"}"), result.notes());
         assertEquals(
-                "--ranks 2 --layers 3 --hidden 64 --inner 48 --heads 8 --kv-heads 4 --head-size 16"
+                "--ranks 2 --layers 3 --hidden 128 --inner 48 --heads 8 --kv-heads 4 --head-size 16"
                         + " --vocabulary 96 --theta 500.0 --context 5 --batches 1,8 --prompt 7",
                 Files.readString(arguments).strip());
     }

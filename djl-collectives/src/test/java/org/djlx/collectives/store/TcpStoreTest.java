@@ -69,7 +69,7 @@ class TcpStoreTest extends StoreContractTest {
     }
 
     @Test
-    void popWhoseAnswerComesAfterTheDeadlineLosesNoValue() throws Exception {
+    void popAfterTheDeadlineLosesNoValue() throws Exception {
         try (RefusingProxy proxy = new RefusingProxy(server.port());
                 Store slow =
                         TcpStore.builder().setHost("localhost").setPort(proxy.port()).build()) {

@@ -46,8 +46,8 @@ import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
-import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -851,24 +851,15 @@ class TextEngineGpuTest {
 
     private static ModelConfig resized(
             ModelConfig config, int vocabulary, int hidden, int intermediate, int layers) {
-        return new ModelConfig(
-                "llama",
-                vocabulary,
-                hidden,
-                config.heads(),
-                config.kvHeads(),
-                config.headSize(),
-                config.maxLength(),
-                config.epsilon(),
-                false,
-                List.of(),
-                config.type(),
-                Collections.nCopies(
-                        layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate)),
-                1,
-                1,
-                0,
-                false,
-                KvCacheDtype.AUTO);
+        return LlamaConfig.builder()
+                .vocabulary(vocabulary)
+                .hidden(hidden)
+                .heads(config.heads(), config.kvHeads(), config.headSize())
+                .maxLength(config.maxLength())
+                .endTokens()
+                .type(config.type())
+                .layers(
+                        layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate))
+                .build();
     }
 }

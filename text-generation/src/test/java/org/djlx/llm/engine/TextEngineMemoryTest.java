@@ -14,7 +14,6 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
@@ -22,8 +21,7 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.WeightMap;
@@ -44,24 +42,15 @@ class TextEngineMemoryTest {
     /** A model whose weights, in files in float32, take much more than a JVM does meanwhile. */
     private static ModelConfig write(Path directory, ScalarType type) throws IOException {
         ModelConfig config =
-                new ModelConfig(
-                        "llama",
-                        4096,
-                        512,
-                        8,
-                        8,
-                        64,
-                        16,
-                        1e-5,
-                        true,
-                        List.of(7),
-                        type,
-                        Collections.nCopies(4, LayerConfig.llama(LlamaFiles.rope(64), 64, 2048)),
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO);
+                LlamaConfig.builder()
+                        .vocabulary(4096)
+                        .hidden(512)
+                        .heads(8, 8, 64)
+                        .maxLength(16)
+                        .tied(true)
+                        .type(type)
+                        .layers(4, 2048)
+                        .build();
         Files.createDirectories(directory);
         Files.writeString(directory.resolve("config.json"), LlamaFiles.json(config).toString());
         Map<String, Shape> shapes = WeightMap.shapes(config);

@@ -24,11 +24,8 @@ import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.Generation;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
-import org.djlx.llm.model.LlamaFiles;
+import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -66,26 +63,15 @@ class LlamaCppTest {
         }
         String options = "--no-audit --no-fund --ignore-scripts --prefer-offline --silent";
         run(null, ("npm install " + options).split(" "));
-        LayerConfig layer = LayerConfig.llama(LlamaFiles.rope(64), 64, 512);
         ModelConfig config =
-                new ModelConfig(
-                        "llama",
-                        VOCABULARY,
-                        256,
-                        4,
-                        2,
-                        64,
-                        256,
-                        1e-5,
-                        false,
-                        List.of(VOCABULARY - 1),
-                        ScalarType.FLOAT32,
-                        List.of(layer, layer),
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO);
+                LlamaConfig.builder()
+                        .vocabulary(VOCABULARY)
+                        .hidden(256)
+                        .heads(4, 2, 64)
+                        .maxLength(256)
+                        .endTokens(VOCABULARY - 1)
+                        .layers(2, 512)
+                        .build();
         exact = GgufWriter.random(folder.resolve("original"), config);
     }
 

@@ -10,7 +10,6 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
@@ -46,45 +45,25 @@ public final class LlamaFiles {
         LayerConfig.Mlp mlp = new LayerConfig.Mlp(128, LayerConfig.Activation.SILU, biased, null);
         LayerConfig.Attention attention =
                 LayerConfig.Attention.of(rope(headSize), headSize, biased);
-        return new ModelConfig(
-                "llama",
-                203,
-                64,
-                8,
-                2,
-                headSize,
-                512,
-                1e-5,
-                tied,
-                List.of(7),
-                type,
-                Collections.nCopies(2, new LayerConfig(attention, mlp)),
-                1,
-                1,
-                0,
-                false,
-                KvCacheDtype.AUTO);
+        return LlamaConfig.builder()
+                .heads(8, 2, headSize)
+                .tied(tied)
+                .type(type)
+                .layers(2, new LayerConfig(attention, mlp))
+                .build();
     }
 
     public static ModelConfig config(ScalarType type, boolean tied, int vocabulary, int end) {
-        return new ModelConfig(
-                "llama",
-                vocabulary,
-                40,
-                8,
-                2,
-                6,
-                256,
-                1e-5,
-                tied,
-                List.of(end),
-                type,
-                Collections.nCopies(2, LayerConfig.llama(rope(6), 6, 48)),
-                1,
-                1,
-                0,
-                false,
-                KvCacheDtype.AUTO);
+        return LlamaConfig.builder()
+                .vocabulary(vocabulary)
+                .hidden(40)
+                .heads(8, 2, 6)
+                .maxLength(256)
+                .tied(tied)
+                .endTokens(end)
+                .type(type)
+                .layers(2, 48)
+                .build();
     }
 
     public static Path write(Path directory, ModelConfig config, long seed) throws IOException {

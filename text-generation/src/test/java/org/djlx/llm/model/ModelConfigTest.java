@@ -63,27 +63,18 @@ class ModelConfigTest {
     void readsLlama3() throws IOException {
         ModelConfig config = read(LLAMA_3_1);
         assertEquals(
-                new ModelConfig(
-                        "llama",
-                        128256,
-                        4096,
-                        32,
-                        8,
-                        128,
-                        131072,
-                        1e-5,
-                        false,
-                        List.of(128001, 128008, 128009),
-                        ScalarType.BFLOAT16,
-                        Collections.nCopies(
+                LlamaConfig.builder()
+                        .vocabulary(128256)
+                        .hidden(4096)
+                        .heads(32, 8, 128)
+                        .maxLength(131072)
+                        .endTokens(128001, 128008, 128009)
+                        .type(ScalarType.BFLOAT16)
+                        .layers(
                                 32,
                                 LayerConfig.llama(
-                                        Rope.llama3(500000, 64, 8, 1, 4, 8192), 128, 14336)),
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO),
+                                        Rope.llama3(500000, 64, 8, 1, 4, 8192), 128, 14336))
+                        .build(),
                 config);
         for (int ranks : new int[] {1, 2, 4, 8, 16, 32}) {
             config.checkDivisible(ranks);

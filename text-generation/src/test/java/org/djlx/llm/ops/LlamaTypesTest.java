@@ -6,7 +6,6 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.Random;
 import org.djlx.llm.GeneratedPiece;
@@ -15,8 +14,7 @@ import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.TextGenerator;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.engine.TextEngineTest;
-import org.djlx.llm.model.KvCacheDtype;
-import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.nativeops.torch.ScalarType;
@@ -70,23 +68,13 @@ class LlamaTypesTest {
 
     /** Wide enough that products of more rows, in another order, are seen to be others. */
     private static ModelConfig wide(ScalarType type) {
-        return new ModelConfig(
-                "llama",
-                VOCABULARY,
-                256,
-                8,
-                8,
-                32,
-                128,
-                1e-5,
-                false,
-                List.of(7),
-                type,
-                Collections.nCopies(2, LayerConfig.llama(LlamaFiles.rope(32), 32, 512)),
-                1,
-                1,
-                0,
-                false,
-                KvCacheDtype.AUTO);
+        return LlamaConfig.builder()
+                .vocabulary(VOCABULARY)
+                .hidden(256)
+                .heads(8, 8, 32)
+                .maxLength(128)
+                .type(type)
+                .layers(2, 512)
+                .build();
     }
 }

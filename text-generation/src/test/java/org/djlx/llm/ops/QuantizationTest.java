@@ -20,6 +20,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.LayerConfig;
+import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -68,26 +69,8 @@ class QuantizationTest {
     void expertsWithoutWeightAddNothing() throws Exception {
         LayerConfig.Experts experts = new LayerConfig.Experts(8, 4, true);
         LayerConfig layer = LayerConfig.llama(LlamaFiles.rope(16), 16, 64).withExperts(64, experts);
-        List<LayerConfig> layers = List.of(layer, layer);
         ModelConfig config =
-                new ModelConfig(
-                        "mixtral",
-                        203,
-                        64,
-                        8,
-                        2,
-                        16,
-                        512,
-                        1e-5,
-                        true,
-                        List.of(7),
-                        ScalarType.FLOAT32,
-                        layers,
-                        1,
-                        1,
-                        0,
-                        false,
-                        KvCacheDtype.AUTO);
+                LlamaConfig.builder().modelType("mixtral").tied(true).layers(2, layer).build();
         List<TensorSpec> specs = new ArrayList<>();
         WeightMap.shapes(config)
                 .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));

@@ -241,7 +241,7 @@ class GrammarTest {
     }
 
     @Test
-    void choicesAreWhole() {
+    void samplesWholeChoices() {
         Random random = new Random(5);
         List<String> texts = List.of("yes", "no", "中文é", "abcdefghijkl");
         for (int i = 0; i < 50; i++) {

@@ -198,7 +198,7 @@ class HttpConnectionTest {
     }
 
     private void awaitPermits(int permits) throws InterruptedException {
-        while (server.bodies().availablePermits() != permits) {
+        while (server.bodies.availablePermits() != permits) {
             Thread.sleep(1);
         }
     }
@@ -252,7 +252,7 @@ class HttpConnectionTest {
         String replies = readAll(send(requests));
         assertEquals(17, count(replies, "HTTP/1.1 200"), replies);
         assertEquals(1, count(replies, "connection: close"), replies);
-        assertEquals(MAX_BUFFERED, server.bodies().availablePermits());
+        assertEquals(MAX_BUFFERED, server.bodies.availablePermits());
     }
 
     @ParameterizedTest
@@ -368,7 +368,7 @@ class HttpConnectionTest {
                     get("/health", "Host: localhost", "Content-Length: " + body.length()) + body);
             assertTrue(readReply(socket).startsWith("200 "));
         }
-        assertEquals(MAX_BUFFERED, server.bodies().availablePermits());
+        assertEquals(MAX_BUFFERED, server.bodies.availablePermits());
     }
 
     @Test
