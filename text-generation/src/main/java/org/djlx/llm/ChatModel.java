@@ -168,10 +168,10 @@ public final class ChatModel implements AutoCloseable {
     public ChatGeneration submit(ChatRequest request) {
         int[] prompt =
                 format.encode(
-                        request.messages(),
+                        request.messages,
                         true,
-                        request.variables(),
-                        request.tools(),
+                        request.variables,
+                        request.tools,
                         generator.maxLength());
         SamplingDefaults defaults = generator.samplingDefaults();
         GenerationRequest.Builder builder =
@@ -182,13 +182,13 @@ public final class ChatModel implements AutoCloseable {
                         .optTopP(defaults.topP())
                         .optMinP(defaults.minP())
                         .optRepetitionPenalty(defaults.repetitionPenalty());
-        request.options().accept(builder);
+        request.options.accept(builder);
         builder.setPrompt(null).setPromptTokens(prompt);
         Grammar content = builder.build().grammar().orElse(null);
-        Grammar answer = format.grammar(request.tools(), content);
-        builder.optGrammar(format.grammar(prompt, request.tools(), answer));
+        Grammar answer = format.grammar(request.tools, content);
+        builder.optGrammar(format.grammar(prompt, request.tools, answer));
         return new ChatGeneration(
-                generator.submit(builder.build()), format.newParts(prompt, request.tools(), true));
+                generator.submit(builder.build()), format.newParts(prompt, request.tools, true));
     }
 
     /** Cancels all answers and closes the generator. */

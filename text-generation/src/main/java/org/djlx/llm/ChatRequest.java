@@ -23,10 +23,10 @@ import org.djlx.nativeops.host.Required;
  */
 public final class ChatRequest {
 
-    private final List<Message> messages;
-    private final ChatTools tools;
-    private final Map<String, Object> variables;
-    private final Consumer<GenerationRequest.Builder> options;
+    final List<Message> messages;
+    final ChatTools tools; // null if the model may call none
+    final Map<String, Object> variables;
+    final Consumer<GenerationRequest.Builder> options;
 
     private ChatRequest(
             List<Message> messages,
@@ -46,23 +46,6 @@ public final class ChatRequest {
 
     public static Builder builder() {
         return new Builder();
-    }
-
-    List<Message> messages() {
-        return messages;
-    }
-
-    /** Returns the tools; null if the model may call none. */
-    ChatTools tools() {
-        return tools;
-    }
-
-    Map<String, Object> variables() {
-        return variables;
-    }
-
-    Consumer<GenerationRequest.Builder> options() {
-        return options;
     }
 
     /** Returns this request with further options. */

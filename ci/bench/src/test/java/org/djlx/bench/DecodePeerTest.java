@@ -24,8 +24,7 @@ class DecodePeerTest {
     private DecodePeer.Result run(String... lines) throws IOException {
         Path script = Files.write(folder.resolve("peer.sh"), List.of(lines));
         ModelConfig config =
-                LlamaDirectory.config(
-                        96, 128, 48, 3, 8, 4, 99, 500, false, ScalarType.FLOAT32);
+                LlamaDirectory.config(96, 128, 48, 3, 8, 4, 99, 500, false, ScalarType.FLOAT32);
         return DecodePeer.run(
                 "sh", script, DecodePeer.arguments(config, 2, 5, new int[] {1, 8}, 7));
     }

@@ -6,6 +6,7 @@ import com.google.gson.JsonParser;
 import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.io.UncheckedIOException;
 import java.net.URI;
 import java.net.URLEncoder;
 import java.net.http.HttpClient;
@@ -24,14 +25,13 @@ import java.util.Locale;
 import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ExecutionException;
-import java.util.concurrent.Flow;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.LongSupplier;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.nativeops.host.FileWrites;
 
 /**
  * Requests of one model to a hub. Thread-safe.
@@ -355,11 +355,9 @@ final class HubClient {
     }
 
     /** Passes the body of an answer with status 200 or 206 to a sink; ignores other bodies. */
-    private static final class Body implements HttpResponse.BodySubscriber<Void> {
+    private static final class Body {
 
         private final Sink sink;
-        private final CompletableFuture<Void> end = new CompletableFuture<>();
-        private Flow.Subscription subscription;
         private volatile long received;
         private volatile IOException failure; // of the sink
 
@@ -372,54 +370,23 @@ final class HubClient {
             if (sink == null || status != 200 && status != 206) {
                 return BodySubscribers.replacing(null);
             }
+            pass(() -> sink.begin(status, info.headers()));
+            return BodySubscribers.ofByteArrayConsumer(part -> part.ifPresent(this::write));
+        }
+
+        private void write(byte[] part) {
+            pass(() -> sink.write(ByteBuffer.wrap(part)));
+            received += part.length;
+        }
+
+        /** Calls the sink; an exception of it ends the request. */
+        private void pass(FileWrites.Body call) {
             try {
-                sink.begin(status, info.headers());
+                call.run();
             } catch (IOException e) {
                 failure = e;
-                end.completeExceptionally(e);
+                throw new UncheckedIOException(e);
             }
-            return this;
-        }
-
-        @Override
-        public CompletionStage<Void> getBody() {
-            return end;
-        }
-
-        @Override
-        public void onSubscribe(Flow.Subscription subscription) {
-            this.subscription = subscription;
-            if (failure == null) {
-                subscription.request(1);
-            } else {
-                subscription.cancel();
-            }
-        }
-
-        @Override
-        public void onNext(List<ByteBuffer> parts) {
-            try {
-                for (ByteBuffer part : parts) {
-                    int count = part.remaining();
-                    sink.write(part);
-                    received += count;
-                }
-                subscription.request(1);
-            } catch (IOException e) {
-                failure = e;
-                subscription.cancel();
-                end.completeExceptionally(e);
-            }
-        }
-
-        @Override
-        public void onError(Throwable e) {
-            end.completeExceptionally(e);
-        }
-
-        @Override
-        public void onComplete() {
-            end.complete(null);
         }
     }
 

@@ -143,7 +143,7 @@ final class Answer {
     private void take(String next) {
         if (firstPiece == 0) {
             firstPiece = System.nanoTime();
-            metrics.firstToken(Duration.ofNanos(firstPiece - start));
+            metrics.firstToken.add(Duration.ofNanos(firstPiece - start));
         }
         if (!format.isStreamed()) {
             whole = next; // The last one is all of it.
@@ -213,7 +213,7 @@ final class Answer {
             over = true;
             text.cancel();
             text.generations().forEach(metrics::ended);
-            metrics.disconnected();
+            metrics.disconnects.increment();
         }
     }
 
@@ -230,13 +230,13 @@ final class Answer {
         int tokens =
                 text.generations().stream().mapToInt(Generation::generatedTokens).max().orElse(0);
         if (complete && tokens > 1) {
-            metrics.token(Duration.ofNanos((System.nanoTime() - firstPiece) / (tokens - 1)));
+            metrics.token.add(Duration.ofNanos((System.nanoTime() - firstPiece) / (tokens - 1)));
         }
         ChannelFuture sent = context.writeAndFlush(last);
         sent.addListener(
                 future -> {
                     if (complete && future.isSuccess()) {
-                        metrics.answered(Duration.ofNanos(System.nanoTime() - start));
+                        metrics.answer.add(Duration.ofNanos(System.nanoTime() - start));
                     }
                     ending.ended(status, future.isSuccess());
                 });

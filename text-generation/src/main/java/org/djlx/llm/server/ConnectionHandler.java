@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.server;
 
+import static org.djlx.llm.server.JsonOptions.object;
+
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import io.netty.buffer.ByteBufUtil;
@@ -87,12 +89,12 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     @Override
     public void channelActive(ChannelHandlerContext context) {
-        int connections = server.metrics().connections().incrementAndGet();
+        int connections = server.metrics.connections.incrementAndGet();
         if (server.isClosing()) {
             context.close(); // It was accepted while the server started to close.
             return;
         }
-        if (connections > server.options().maxConnections()) {
+        if (connections > server.options.maxConnections()) {
             takeNoMore(context);
             send(
                             context,
@@ -106,7 +108,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     @Override
     public void channelInactive(ChannelHandlerContext context) {
-        server.metrics().connections().decrementAndGet();
+        server.metrics.connections.decrementAndGet();
         setClock(null);
         waiting.forEach(server::release);
         waiting.clear();
@@ -126,7 +128,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     /** Counts and logs a reply. The log has neither the query nor the body. */
     private void replied(ChannelHandlerContext context, int status) {
-        server.metrics().replied(route.path(), status);
+        server.metrics.replied(route.path(), status);
         access.info(
                 "{} \"{}\" {} {} ms {}",
                 context.channel().remoteAddress(),
@@ -216,7 +218,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void awaitRequest(ChannelHandlerContext context) {
         keepAlive = false;
         route = Route.OTHER;
-        setClock(context, server.options().requestTimeout(), context::close);
+        setClock(context, server.options.requestTimeout(), context::close);
     }
 
     @Override
@@ -256,7 +258,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         // What a client made up must not forge lines of the log.
         line = (request.method() + " " + Route.path(request.uri())).replaceAll("[^ -~]", "?");
         start = System.nanoTime();
-        setClock(context, server.options().answerTimeout(), () -> timeOut(context));
+        setClock(context, server.options.answerTimeout(), () -> timeOut(context));
         Throwable failure = request.decoderResult().cause();
         if (failure == null && route.takesBody()) {
             read(context, request);
@@ -282,13 +284,13 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             context.close(); // The client does not read.
             return;
         }
-        setClock(context, server.options().requestTimeout(), context::close);
+        setClock(context, server.options.requestTimeout(), context::close);
         answer.fail(
                 new ApiException(
                         504,
                         null,
                         "the answer has taken longer than "
-                                + server.options().answerTimeout().toSeconds()
+                                + server.options.answerTimeout().toSeconds()
                                 + " s"));
     }
 
@@ -310,8 +312,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
 
     private FullHttpResponse health() {
         Optional<String> cause = server.unavailabilityCause();
-        JsonObject json = new JsonObject();
-        json.addProperty("status", cause.isEmpty() ? "Healthy" : "Unhealthy");
+        JsonObject json = object("status", cause.isEmpty() ? "Healthy" : "Unhealthy");
         cause.ifPresent(reason -> json.addProperty("cause", reason));
         return Replies.text(cause.isEmpty() ? 200 : 503, "application/json", json.toString());
     }
@@ -320,16 +321,14 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
         return Replies.text(
                 200,
                 "text/plain; version=0.0.4; charset=utf-8",
-                server.models().get(0).metrics(server.metrics()));
+                server.models.get(0).metrics(server.metrics));
     }
 
     private FullHttpResponse models() {
         JsonArray models = new JsonArray();
         describeModels().values().forEach(models::add);
-        JsonObject json = new JsonObject();
-        json.addProperty("object", "list");
-        json.add("data", models);
-        return Replies.text(200, "application/json", json.toString());
+        return Replies.text(
+                200, "application/json", object("object", "list", "data", models).toString());
     }
 
     private FullHttpResponse model(String encodedName) {
@@ -345,11 +344,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                     new ApiException(
                             404,
                             "model",
-                            "there is no model '"
-                                    + name
-                                    + "', but '"
-                                    + String.join("' and '", models.keySet())
-                                    + "'"));
+                            "there is no model '%s', but '%s'"
+                                    .formatted(name, String.join("' and '", models.keySet()))));
         }
         return Replies.text(200, "application/json", models.get(name).toString());
     }
@@ -357,7 +353,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     /** Returns models, each followed by its adapters, by their names. */
     private Map<String, JsonObject> describeModels() {
         Map<String, JsonObject> all = new LinkedHashMap<>();
-        for (ServedModel model : server.models()) {
+        for (ServedModel model : server.models) {
             all.put(model.name(), describe(model.name(), model));
             for (String adapter : model.adapters()) {
                 JsonObject json = describe(adapter, model);
@@ -369,10 +365,8 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     }
 
     private JsonObject describe(String name, ServedModel model) {
-        JsonObject json = new JsonObject();
-        json.addProperty("id", name);
-        json.addProperty("object", "model");
-        json.addProperty("created", server.startedAt().getEpochSecond());
+        long created = server.startedAt.getEpochSecond();
+        JsonObject json = object("id", name, "object", "model", "created", created);
         json.addProperty("owned_by", "djlx");
         json.addProperty("max_model_len", model.maxLength());
         return json;
@@ -396,7 +390,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void submit(ChannelHandlerContext context, FullHttpRequest request) {
         if (!context.channel().isActive()) {
             server.release(request);
-            server.metrics().disconnected();
+            server.metrics.disconnects.increment();
             return;
         }
         ApiException failure;
@@ -438,7 +432,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void answerWhole(
             ChannelHandlerContext context, ServedModel.Handler handler, byte[] json) {
         AtomicInteger reserved = new AtomicInteger();
-        Runnable release = () -> server.bodies().release(reserved.getAndSet(0));
+        Runnable release = () -> server.bodies.release(reserved.getAndSet(0));
         boolean isSent = false;
         try {
             String answer = handler.answer(json, bytes -> reserved.set(server.reserve(bytes)));
@@ -476,7 +470,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
     private void begin(ChannelHandlerContext context, TextCall call, TextAnswer text) {
         if (!context.channel().isActive()) {
             text.cancel();
-            server.metrics().disconnected();
+            server.metrics.disconnects.increment();
             return;
         }
         answer =
@@ -487,7 +481,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
                         chunked,
                         keepAlive,
                         start,
-                        server.metrics(),
+                        server.metrics,
                         (status, sent) -> {
                             answer = null;
                             replied(context, status);
@@ -539,7 +533,7 @@ final class ConnectionHandler extends SimpleChannelInboundHandler<FullHttpReques
             context.close();
             return;
         }
-        setClock(context, server.options().requestTimeout(), context::close);
+        setClock(context, server.options.requestTimeout(), context::close);
         ((SocketChannel) context.channel()).shutdownOutput();
     }
 }

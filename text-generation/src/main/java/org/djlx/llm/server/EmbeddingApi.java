@@ -77,11 +77,8 @@ public final class EmbeddingApi {
             throw new ApiException(
                     404,
                     "model",
-                    "unknown model '"
-                            + requested
-                            + "'; this server has '"
-                            + name
-                            + "' for embeddings");
+                    "unknown model '%s'; this server has '%s' for embeddings"
+                            .formatted(requested, name));
         }
         json.neutral("user");
         boolean isInvocation = json.has("inputs") && !json.has("input");

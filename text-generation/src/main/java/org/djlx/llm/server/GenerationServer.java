@@ -57,11 +57,11 @@ public final class GenerationServer implements AutoCloseable {
     private static final int MAX_UNREAD = 256; // of each kind
     private static final Duration FAREWELL = Duration.ofSeconds(2);
 
-    private final List<ServedModel> models;
-    private final ServerOptions options;
-    private final AccessRules access;
-    private final ServerMetrics metrics = new ServerMetrics();
-    private final Instant startedAt = Instant.now();
+    final List<ServedModel> models;
+    final ServerOptions options;
+    final AccessRules access;
+    final ServerMetrics metrics = new ServerMetrics();
+    final Instant startedAt = Instant.now();
     private final ChannelGroup connections = new DefaultChannelGroup(GlobalEventExecutor.INSTANCE);
     private final EventLoopGroup acceptors =
             new NioEventLoopGroup(1, new DefaultThreadFactory("serve-accept", true));
@@ -70,7 +70,7 @@ public final class GenerationServer implements AutoCloseable {
     private final ThreadPoolExecutor shortReaders = readers(SHORT_READERS, "serve-read");
     private final ThreadPoolExecutor longReaders = readers(LONG_READERS, "serve-read-long");
     private final ThreadPoolExecutor embedders = readers(EMBEDDERS, "serve-embed");
-    private final Semaphore bodies;
+    final Semaphore bodies; // permits: one for each byte of requests and embeddings in memory
     private final Channel listener;
     private volatile boolean closing;
 
@@ -199,30 +199,9 @@ public final class GenerationServer implements AutoCloseable {
         }
     }
 
-    List<ServedModel> models() {
-        return models;
-    }
-
     /** Returns the model that answers a path; empty if none does. */
     Optional<ServedModel> model(Route route) {
         return models.stream().filter(model -> model.serves(route)).findFirst();
-    }
-
-    ServerOptions options() {
-        return options;
-    }
-
-    AccessRules access() {
-        return access;
-    }
-
-    ServerMetrics metrics() {
-        return metrics;
-    }
-
-    /** Returns the permits of request bodies and of embeddings, one for each byte in memory. */
-    Semaphore bodies() {
-        return bodies;
     }
 
     /** Takes the permits of an answer, which the caller releases; returns their number. */
@@ -261,10 +240,6 @@ public final class GenerationServer implements AutoCloseable {
                 TimeUnit.SECONDS,
                 new ArrayBlockingQueue<>(MAX_UNREAD),
                 new DefaultThreadFactory(name, true));
-    }
-
-    Instant startedAt() {
-        return startedAt;
     }
 
     boolean isClosing() {

@@ -37,7 +37,7 @@ final class JsonOptions {
 
     private static final int MAX_DEPTH = 64;
     private static final int MAX_NUMBER_LENGTH = 40;
-    private static final int MAX_STRINGS = 16;
+    static final int MAX_STRINGS = 16;
 
     /** The maximum number of prompts of a request: each takes memory before it is checked. */
     static final int MAX_PROMPTS = 128;
@@ -201,11 +201,6 @@ final class JsonOptions {
     }
 
     /** Returns an array of strings; a single string counts as an array of one. */
-    List<String> texts(String name) {
-        return texts(name, MAX_STRINGS);
-    }
-
-    /** As {@link #texts(String)}, with a maximum length. */
     List<String> texts(String name, int maxLength) {
         JsonElement value = get(name);
         if (value == null) {
@@ -244,11 +239,6 @@ final class JsonOptions {
      * Returns the prompts of an option. If {@link #isArrayOfTexts}, the elements are named {@code
      * name[0]}, {@code name[1]} …; otherwise the option is a single prompt under its own name.
      */
-    JsonOptions prompts(String name) {
-        return prompts(name, MAX_PROMPTS);
-    }
-
-    /** As {@link #prompts(String)}, with a maximum number. */
     JsonOptions prompts(String name, int most) {
         JsonObject elements = new JsonObject();
         if (isArrayOfTexts(name)) {

@@ -213,7 +213,7 @@ final class OpenAiOptions {
     }
 
     static List<String> stops(JsonOptions json, String name) {
-        List<String> stops = json.texts(name);
+        List<String> stops = json.texts(name, JsonOptions.MAX_STRINGS);
         if (stops.stream().anyMatch(String::isEmpty)) {
             throw json.wrong(name, "strings that are not empty");
         }

@@ -42,7 +42,7 @@ final class RequestFilter extends ChannelDuplexHandler {
 
     @Override
     public void channelInactive(ChannelHandlerContext context) {
-        server.bodies().release(buffered);
+        server.bodies.release(buffered);
         buffered = 0;
         context.fireChannelInactive();
     }
@@ -106,7 +106,7 @@ final class RequestFilter extends ChannelDuplexHandler {
             throw new ApiException(400, null, "a request must have one Host header");
         }
         String host = hosts.isEmpty() ? "" : hosts.get(0);
-        if (!server.access().allowsHost(host)) {
+        if (!server.access.allowsHost(host)) {
             throw new ApiException(
                     403,
                     null,
@@ -118,7 +118,7 @@ final class RequestFilter extends ChannelDuplexHandler {
         if (route == Route.OTHER || server.model(route).isEmpty()) {
             throw new ApiException(404, null, "there is nothing at this path");
         }
-        if (route.needsToken() && !server.access().allowsToken(headers)) {
+        if (route.needsToken() && !server.access.allowsToken(headers)) {
             throw new ApiException(
                     401, null, "send the server's token as 'Authorization: Bearer TOKEN'");
         }
@@ -144,7 +144,7 @@ final class RequestFilter extends ChannelDuplexHandler {
             throw new ApiException(415, null, "the content type must be application/json");
         }
         String length = headers.get(HttpHeaderNames.CONTENT_LENGTH, "0");
-        if (Long.parseLong(length) > server.options().maxBodyBytes()) {
+        if (Long.parseLong(length) > server.options.maxBodyBytes()) {
             throw tooLarge();
         }
         server.unavailabilityCause()
@@ -155,7 +155,7 @@ final class RequestFilter extends ChannelDuplexHandler {
     }
 
     private ApiException tooLarge() {
-        int max = server.options().maxBodyBytes();
+        int max = server.options.maxBodyBytes();
         return new ApiException(413, null, "a request may have " + max + " bytes at most");
     }
 
@@ -167,11 +167,11 @@ final class RequestFilter extends ChannelDuplexHandler {
         }
         if (!buffers) {
             part.content().skipBytes(bytes);
-        } else if (bytes > server.options().maxBodyBytes() - buffered) {
+        } else if (bytes > server.options.maxBodyBytes() - buffered) {
             part.release();
             refuseBody(context, tooLarge());
             return;
-        } else if (!server.bodies().tryAcquire(bytes)) {
+        } else if (!server.bodies.tryAcquire(bytes)) {
             part.release();
             refuseBody(context, ConnectionHandler.tooMany());
             return;

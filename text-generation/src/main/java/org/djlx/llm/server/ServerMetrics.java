@@ -22,7 +22,7 @@ final class ServerMetrics {
         0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300
     };
 
-    private static final class Histogram {
+    static final class Histogram {
 
         private final LongAdder[] counts = new LongAdder[BOUNDS.length + 1];
         private final LongAdder nanos = new LongAdder();
@@ -33,7 +33,7 @@ final class ServerMetrics {
             }
         }
 
-        private void add(Duration duration) {
+        void add(Duration duration) {
             double seconds = duration.toNanos() / 1e9;
             int i = 0;
             while (i < BOUNDS.length && seconds > BOUNDS[i]) {
@@ -46,11 +46,11 @@ final class ServerMetrics {
 
     private final Map<String, LongAdder> replies = new ConcurrentSkipListMap<>();
     private final Map<String, LongAdder> ends = new ConcurrentSkipListMap<>();
-    private final Histogram firstToken = new Histogram();
-    private final Histogram token = new Histogram();
-    private final Histogram answer = new Histogram();
-    private final LongAdder disconnects = new LongAdder();
-    private final AtomicInteger connections = new AtomicInteger();
+    final Histogram firstToken = new Histogram(); // the time to the first token of an answer
+    final Histogram token = new Histogram(); // the mean time of its tokens after the first one
+    final Histogram answer = new Histogram(); // the time of a complete answer
+    final LongAdder disconnects = new LongAdder(); // before the answer was complete
+    final AtomicInteger connections = new AtomicInteger(); // that are open
 
     /** {@code route} is one of a fixed set. */
     void replied(String route, int status) {
@@ -72,31 +72,6 @@ final class ServerMetrics {
 
     private static void add(Map<String, LongAdder> counts, String labels) {
         counts.computeIfAbsent(labels, key -> new LongAdder()).increment();
-    }
-
-    /** Adds the time to the first token of an answer. */
-    void firstToken(Duration duration) {
-        firstToken.add(duration);
-    }
-
-    /** Adds the mean time of the tokens of an answer after its first one. */
-    void token(Duration duration) {
-        token.add(duration);
-    }
-
-    /** Adds the time of a complete answer. */
-    void answered(Duration duration) {
-        answer.add(duration);
-    }
-
-    /** Counts a client that disconnected before its answer was complete. */
-    void disconnected() {
-        disconnects.increment();
-    }
-
-    /** Returns the number of open connections, which the caller updates. */
-    AtomicInteger connections() {
-        return connections;
     }
 
     /** Returns all metrics of a server without a generator. */

@@ -455,7 +455,9 @@ public final class TextApi {
         usage(json, streamed);
         GenerationRequest.Builder builder = OpenAiOptions.read(json);
         chooseAdapter(name, builder);
-        boolean listed = json.texts("include").contains("message.output_text.logprobs");
+        boolean listed =
+                json.texts("include", JsonOptions.MAX_STRINGS)
+                        .contains("message.output_text.logprobs");
         int top = topLogProbabilities(json, "top_logprobs");
         builder.optTopLogProbabilities(listed ? top : 0);
         for (String unsupported : List.of("previous_response_id", "conversation", "prompt")) {
@@ -565,7 +567,7 @@ public final class TextApi {
         OpenAiOptions.refuseTools(json);
         boolean echoes = json.flag("echo", false);
         boolean listed = json.has("logprobs");
-        JsonOptions prompts = json.prompts("prompt");
+        JsonOptions prompts = json.prompts("prompt", JsonOptions.MAX_PROMPTS);
         int choices = OpenAiOptions.choices(json, prompts.names().size());
         int most =
                 (int)
@@ -754,7 +756,7 @@ public final class TextApi {
     private TextCall readInvocation(JsonOptions json) {
         String name = prepare(json);
         boolean array = json.isArray("inputs");
-        JsonOptions inputs = json.prompts("inputs");
+        JsonOptions inputs = json.prompts("inputs", JsonOptions.MAX_PROMPTS);
         List<String> prompts = inputs.names().stream().map(each -> notEmpty(inputs, each)).toList();
         boolean streamed = json.flag("stream", false);
         if (streamed && array) {

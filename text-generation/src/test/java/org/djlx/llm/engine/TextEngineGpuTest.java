@@ -858,8 +858,7 @@ class TextEngineGpuTest {
                 .maxLength(config.maxLength())
                 .endTokens()
                 .type(config.type())
-                .layers(
-                        layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate))
+                .layers(layers, LayerConfig.llama(config.rope(), config.headSize(), intermediate))
                 .build();
     }
 }

@@ -70,8 +70,7 @@ public final class LlamaConfig {
 
     /** Sets equal layers of Llama, with {@link LlamaFiles#rope}; call it after {@link #heads}. */
     public LlamaConfig layers(int count, int intermediate) {
-        LayerConfig layer =
-                LayerConfig.llama(LlamaFiles.rope(headSize), headSize, intermediate);
+        LayerConfig layer = LayerConfig.llama(LlamaFiles.rope(headSize), headSize, intermediate);
         return layers(count, layer);
     }
 

@@ -806,8 +806,7 @@ class GenerationServerTest {
         ServerOptions options =
                 new ServerOptions(host, port, null, List.of(), 1, 1, 1, LONG, LONG, SHORT);
         IOException ofServer =
-                assertThrows(
-                        IOException.class, () -> new GenerationServer(server.models, options));
+                assertThrows(IOException.class, () -> new GenerationServer(server.models, options));
         assertTrue(
                 ofServer.getMessage()
                         .startsWith("cannot listen on " + host + " port " + port + ": "),
