@@ -3,6 +3,7 @@ package org.djlx.collectives.internal.shm;
 
 import java.util.List;
 import org.djlx.collectives.ReduceOp;
+import org.djlx.collectives.internal.shm.Steps.Piece;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.cpu.HostTensor;
 import org.djlx.collectives.spi.cpu.Reducer;
@@ -23,6 +24,8 @@ final class ShmCollectives extends ShmMoves {
     // Up to this size every rank reduces the whole tensor: one step instead of two.
     private static final long ONE_SHOT_BYTES = 4 << 10;
 
+    private static final int ALL = -1; // in place of a root: all ranks need the result
+
     private final Reducer reducer;
 
     ShmCollectives(Steps steps, Reducer reducer, Copies copies, int rank, int worldSize) {
@@ -30,276 +33,136 @@ final class ShmCollectives extends ShmMoves {
         this.reducer = reducer;
     }
 
-    private void reduceScatter(Operation operation, HostTensor output, long[] inputs, ReduceOp op) {
-        steps.begin(operation);
-        ScalarType type = output.type();
-        long itemSize = type.itemSize();
-        long slot = steps.slotSize(0);
-        long chunk = slot / itemSize;
-        long done = 0;
-        do {
-            long count = Math.min(chunk, output.count() - done);
-            for (int peer = 0; peer < worldSize; peer++) {
-                if (peer != rank) {
-                    copies.copy(
-                            steps.mine() + peer * slot,
-                            inputs[peer] + done * itemSize,
-                            count * itemSize);
-                }
-            }
-            steps.synchronize();
-            // Only this rank reads its slots, so the reducer may overwrite them.
-            reducer.reduce(
-                    output.address() + done * itemSize,
-                    steps.ofOthers(rank * slot, inputs[rank] + done * itemSize),
-                    count,
-                    type,
-                    op);
-            done += count;
-        } while (done < output.count());
-    }
-
     @Override
     public void reduceScatter(
             Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
-        int next = 0;
-        while (next < outputs.size()) {
-            int end = Steps.endOfStep(outputs, next, steps.slotSize(0));
-            if (end == next + 1) {
-                reduceScatter(operation, outputs.get(next), inputs.get(next), op);
-            } else {
-                reduceScatterTogether(
-                        operation, outputs.subList(next, end), inputs.subList(next, end), op);
-            }
-            next = end;
-        }
-    }
-
-    private void reduceScatterTogether(
-            Operation operation, List<HostTensor> outputs, List<long[]> inputs, ReduceOp op) {
-        steps.begin(operation);
         long slot = steps.slotSize(0);
-        long offset = 0;
-        for (int i = 0; i < outputs.size(); i++) {
-            long byteSize = outputs.get(i).byteSize();
-            for (int peer = 0; peer < worldSize; peer++) {
-                if (peer != rank) {
-                    copies.copy(steps.mine() + peer * slot + offset, inputs.get(i)[peer], byteSize);
-                }
-            }
-            offset += Steps.aligned(byteSize);
-        }
-        steps.synchronize();
-        offset = 0;
-        for (int i = 0; i < outputs.size(); i++) {
-            HostTensor output = outputs.get(i);
-            reducer.reduce(
-                    output.address(),
-                    steps.ofOthers(rank * slot + offset, inputs.get(i)[rank]),
-                    output.count(),
-                    output.type(),
-                    op);
-            offset += Steps.aligned(output.byteSize());
-        }
-    }
-
-    private void allReduce(Operation operation, HostTensor tensor, ReduceOp op) {
-        if (tensor.byteSize() <= ONE_SHOT_BYTES) {
-            operation.setAlgorithm("one-shot");
-            oneShot(operation, tensor, op, true);
-        } else {
-            operation.setAlgorithm("two-shot");
-            allReduceParts(operation, tensor, op);
-        }
+        steps.run(
+                operation,
+                outputs,
+                slot,
+                piece -> stageSlots(piece, inputs.get(piece.index())),
+                piece -> {
+                    // Only this rank reads its slots, so the reducer may overwrite them.
+                    long own = inputs.get(piece.index())[rank] + piece.offset();
+                    reduce(piece, steps.ofOthers(rank * slot + piece.at(), own), op);
+                });
     }
 
     /** Gives the same bits as separate all-reduces. */
     @Override
     public void allReduce(Operation operation, List<HostTensor> tensors, ReduceOp op) {
-        int next = 0;
-        while (next < tensors.size()) {
-            int end = Steps.endOfStep(tensors, next, steps.chunkSize());
-            if (end == next + 1) {
-                allReduce(operation, tensors.get(next), op);
-            } else {
-                allReduceTogether(operation, tensors.subList(next, end), op);
-            }
-            next = end;
-        }
-    }
-
-    /** All-reduces tensors together, in one step, or in two if a tensor is two-shot. */
-    private void allReduceTogether(Operation operation, List<HostTensor> tensors, ReduceOp op) {
-        steps.begin(operation);
-        boolean inParts = false;
-        long offset = 0;
-        for (HostTensor tensor : tensors) {
-            if (tensor.byteSize() <= ONE_SHOT_BYTES) {
-                copies.copy(steps.mine() + offset, tensor.address(), tensor.byteSize());
-            } else {
-                inParts = true;
-                stagePeerParts(parts(tensor), tensor.address(), offset);
-            }
-            offset += Steps.aligned(tensor.byteSize());
-        }
-        steps.synchronize();
-        operation.setAlgorithm(inParts ? "two-shot" : "one-shot");
-
-        offset = 0;
-        for (HostTensor tensor : tensors) {
-            if (tensor.byteSize() <= ONE_SHOT_BYTES) {
-                reducer.reduce(
-                        tensor.address(),
-                        steps.ofOthers(offset, steps.of(rank) + offset),
-                        tensor.count(),
-                        tensor.type(),
-                        op);
-            } else {
-                reduceOwnPart(parts(tensor), tensor.address(), offset, op);
-            }
-            offset += Steps.aligned(tensor.byteSize());
-        }
-        if (!inParts) {
-            return;
-        }
-        steps.synchronize();
-        offset = 0;
-        for (HostTensor tensor : tensors) {
-            if (tensor.byteSize() > ONE_SHOT_BYTES) {
-                gatherPeerParts(parts(tensor), tensor.address(), offset);
-            }
-            offset += Steps.aligned(tensor.byteSize());
-        }
+        reduce(operation, tensors, ALL, op);
     }
 
     @Override
     public void reduce(Operation operation, HostTensor tensor, int root, ReduceOp op) {
-        if (tensor.byteSize() <= ONE_SHOT_BYTES) {
-            oneShot(operation, tensor, op, rank == root);
-        } else {
-            reduceParts(operation, tensor, root, op);
-        }
+        reduce(operation, List.of(tensor), root, op);
     }
 
-    /** All ranks stage their tensors; each rank that needs the result reduces everything. */
-    private void oneShot(Operation operation, HostTensor tensor, ReduceOp op, boolean wanted) {
-        steps.begin(operation);
-        long own = worldSize == 1 ? tensor.address() : steps.mine();
-        copies.copyInPlace(own, tensor.address(), tensor.byteSize());
-        steps.synchronize();
-        if (wanted) {
-            reducer.reduce(
-                    tensor.address(), steps.ofOthers(0, own), tensor.count(), tensor.type(), op);
-        }
+    /**
+     * One-shot, in one step: all ranks stage their tensors; each rank that needs the result reduces
+     * everything. Two-shot: every rank reduces its part of each piece; then those that need the
+     * result gather the parts.
+     */
+    private void reduce(Operation operation, List<HostTensor> tensors, int root, ReduceOp op) {
+        boolean wanted = root == ALL || root == rank;
+        steps.run(
+                operation,
+                tensors,
+                steps.chunkSize(),
+                pieces -> {
+                    boolean inParts = false;
+                    for (Piece piece : pieces) {
+                        if (isInParts(piece)) {
+                            inParts = true;
+                            stagePeerParts(piece);
+                        } else {
+                            stage(piece, true);
+                        }
+                    }
+                    operation.setAlgorithm(inParts ? "two-shot" : "one-shot");
+                    steps.synchronize();
+                    for (Piece piece : pieces) {
+                        if (isInParts(piece)) {
+                            reduceOwnPart(piece, root, op);
+                        } else if (wanted) {
+                            long own = steps.of(rank) + piece.at();
+                            own = worldSize == 1 ? piece.address() : own;
+                            reduce(piece, steps.ofOthers(piece.at(), own), op);
+                        }
+                    }
+                    if (inParts) {
+                        steps.synchronize();
+                        pieces.stream()
+                                .filter(piece -> wanted && isInParts(piece))
+                                .forEach(this::gatherPeerParts);
+                    }
+                });
     }
 
-    /** Two-shot: every rank reduces its part of each chunk, then all ranks gather the parts. */
-    private void allReduceParts(Operation operation, HostTensor tensor, ReduceOp op) {
-        steps.begin(operation);
-        ScalarType type = tensor.type();
-        long chunk = steps.chunkSize() / type.itemSize();
-        long done = 0;
-        do {
-            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
-            long target = tensor.address() + done * type.itemSize();
-            stagePeerParts(parts, target, 0);
-            steps.synchronize();
-            reduceOwnPart(parts, target, 0, op);
-            steps.synchronize();
-            gatherPeerParts(parts, target, 0);
-            done += parts.count;
-        } while (done < tensor.count());
+    private void reduce(Piece piece, long[] contributions, ReduceOp op) {
+        reducer.reduce(piece.address(), contributions, piece.count(), piece.tensor().type(), op);
     }
 
-    /** Every rank reduces its part of each chunk, then the root gathers the parts. */
-    private void reduceParts(Operation operation, HostTensor tensor, int root, ReduceOp op) {
-        steps.begin(operation);
-        ScalarType type = tensor.type();
-        long chunk = steps.chunkSize() / type.itemSize();
-        long done = 0;
-        do {
-            Parts parts = new Parts(Math.min(chunk, tensor.count() - done), type);
-            long target = tensor.address() + done * type.itemSize();
-            stagePeerParts(parts, target, 0);
-            steps.synchronize();
-
-            // Result positions as in allReduce; but only the root's tensor may change.
-            long own = (rank == root ? target : steps.mine()) + parts.begin(rank);
-            copies.copyInPlace(own, target + parts.begin(rank), parts.size(rank));
-            reduce(parts, own, 0, op);
-            steps.synchronize();
-            if (rank == root) {
-                gatherPeerParts(parts, target, 0);
-            }
-            done += parts.count;
-        } while (done < tensor.count());
+    private static boolean isInParts(Piece piece) {
+        return piece.tensor().byteSize() > ONE_SHOT_BYTES;
     }
 
-    // A chunk starts at an offset in staging memory; parts have the same positions within both.
+    // Parts have the same positions within a piece and within its copy in staging memory.
 
     /** Stages the parts that other ranks reduce. */
-    private void stagePeerParts(Parts parts, long source, long offset) {
-        long before = parts.begin(rank);
-        long after = parts.begin(rank + 1);
-        long mine = steps.mine() + offset;
-        copies.copy(mine, source, before);
-        copies.copy(mine + after, source + after, parts.begin(worldSize) - after);
+    private void stagePeerParts(Piece piece) {
+        long before = begin(piece, rank);
+        long after = begin(piece, rank + 1);
+        long mine = steps.mine() + piece.at();
+        copies.copy(mine, piece.address(), before);
+        copies.copy(mine + after, piece.address() + after, piece.byteSize() - after);
     }
 
-    /** Reduces this rank's part in place, and stages the result. */
-    private void reduceOwnPart(Parts parts, long target, long offset, ReduceOp op) {
-        long own = target + parts.begin(rank);
-        reduce(parts, own, offset, op);
-        copies.copy(steps.mine() + offset + parts.begin(rank), own, parts.size(rank));
-    }
-
-    private void reduce(Parts parts, long own, long offset, ReduceOp op) {
-        reducer.reduce(
-                own,
-                steps.ofOthers(offset + parts.begin(rank), own),
-                parts.size(rank) / parts.type.itemSize(),
-                parts.type,
-                op);
+    /**
+     * Reduces this rank's part and stages the result. Result positions are the same in reduce as in
+     * allReduce; but only the root's tensor may change.
+     */
+    private void reduceOwnPart(Piece piece, int root, ReduceOp op) {
+        long begin = begin(piece, rank);
+        long size = begin(piece, rank + 1) - begin;
+        long staged = steps.mine() + piece.at() + begin;
+        long own = piece.address() + begin;
+        if (root != ALL && root != rank) {
+            copies.copy(staged, own, size);
+            own = staged;
+        }
+        ScalarType type = piece.tensor().type();
+        long[] contributions = steps.ofOthers(piece.at() + begin, own);
+        reducer.reduce(own, contributions, size / type.itemSize(), type, op);
+        if (root == ALL) {
+            copies.copy(staged, own, size);
+        }
     }
 
     /** Copies the parts that other ranks have reduced from staging memory. */
-    private void gatherPeerParts(Parts parts, long target, long offset) {
+    private void gatherPeerParts(Piece piece) {
         for (int peer = 0; peer < worldSize; peer++) {
             if (peer != rank) {
-                long begin = parts.begin(peer);
-                copies.copy(target + begin, steps.of(peer) + offset + begin, parts.size(peer));
+                long begin = begin(piece, peer);
+                copies.copy(
+                        piece.address() + begin,
+                        steps.of(peer) + piece.at() + begin,
+                        begin(piece, peer + 1) - begin);
             }
         }
     }
 
-    private Parts parts(HostTensor tensor) {
-        return new Parts(tensor.count(), tensor.type());
-    }
-
-    /** The division of a chunk's elements among the ranks; parts start on cache lines. */
-    private final class Parts {
-
-        private final long count;
-        private final ScalarType type;
-
-        Parts(long count, ScalarType type) {
-            this.count = count;
-            this.type = type;
+    /**
+     * Returns where a rank's part of a piece begins, in bytes; for the world size, the piece's end.
+     * Parts start on cache lines.
+     */
+    private long begin(Piece piece, int part) {
+        if (part == worldSize) {
+            return piece.byteSize();
         }
-
-        /**
-         * Returns the offset of a rank's part in bytes; for the world size, the end of the chunk.
-         */
-        long begin(int part) {
-            long itemSize = type.itemSize();
-            if (part == worldSize) {
-                return count * itemSize;
-            }
-            return count * part / worldSize * itemSize / Steps.ALIGNMENT * Steps.ALIGNMENT;
-        }
-
-        long size(int part) {
-            return begin(part + 1) - begin(part);
-        }
+        long itemSize = piece.tensor().type().itemSize();
+        return piece.count() * part / worldSize * itemSize / Steps.ALIGNMENT * Steps.ALIGNMENT;
     }
 }

@@ -2,6 +2,7 @@
 package org.djlx.collectives.internal.shm;
 
 import java.util.List;
+import org.djlx.collectives.internal.shm.Steps.Piece;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.cpu.HostCollectives;
 import org.djlx.collectives.spi.cpu.HostTensor;
@@ -39,107 +40,96 @@ abstract class ShmMoves implements HostCollectives {
 
     @Override
     public void broadcast(Operation operation, HostTensor tensor, int root) {
-        steps.begin(operation);
-        long byteSize = tensor.byteSize();
-        long offset = 0;
-        do {
-            long size = Math.min(steps.chunkSize(), byteSize - offset);
-            if (rank == root && worldSize > 1) {
-                copies.copy(steps.mine(), tensor.address() + offset, size);
-            }
-            steps.synchronize();
-            if (rank != root) {
-                copies.copy(tensor.address() + offset, steps.of(root), size);
-            }
-            offset += size;
-        } while (offset < byteSize);
+        steps.run(
+                operation,
+                List.of(tensor),
+                steps.chunkSize(),
+                piece -> stage(piece, rank == root),
+                piece -> {
+                    if (rank != root) {
+                        long staged = steps.of(root) + piece.at();
+                        copies.copy(piece.address(), staged, piece.byteSize());
+                    }
+                });
     }
 
     @Override
     public void allGather(Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
-        int next = 0;
-        while (next < inputs.size()) {
-            int end = Steps.endOfStep(inputs, next, steps.chunkSize());
-            if (end == next + 1) {
-                gather(operation, outputs.get(next), inputs.get(next), true);
-            } else {
-                allGatherTogether(operation, outputs.subList(next, end), inputs.subList(next, end));
-            }
-            next = end;
-        }
-    }
-
-    private void allGatherTogether(
-            Operation operation, List<long[]> outputs, List<HostTensor> inputs) {
-        steps.begin(operation);
-        long offset = 0;
-        for (HostTensor input : inputs) {
-            copies.copy(steps.mine() + offset, input.address(), input.byteSize());
-            offset += Steps.aligned(input.byteSize());
-        }
-        steps.synchronize();
-        offset = 0;
-        for (int i = 0; i < inputs.size(); i++) {
-            long byteSize = inputs.get(i).byteSize();
-            for (int peer = 0; peer < worldSize; peer++) {
-                long output = outputs.get(i)[peer];
-                if (peer == rank) {
-                    copies.copyInPlace(output, inputs.get(i).address(), byteSize);
-                } else {
-                    copies.copy(output, steps.of(peer) + offset, byteSize);
-                }
-            }
-            offset += Steps.aligned(byteSize);
-        }
+        steps.run(
+                operation,
+                inputs,
+                steps.chunkSize(),
+                piece -> stage(piece, true),
+                piece -> collect(piece, outputs.get(piece.index())));
     }
 
     @Override
     public void gather(Operation operation, long[] outputs, HostTensor input, int root) {
-        gather(operation, outputs, input, rank != root);
+        steps.run(
+                operation,
+                List.of(input),
+                steps.chunkSize(),
+                piece -> stage(piece, rank != root),
+                piece -> {
+                    if (rank == root) {
+                        collect(piece, outputs);
+                    }
+                });
     }
 
-    private void gather(Operation operation, long[] outputs, HostTensor input, boolean othersRead) {
-        steps.begin(operation);
-        long byteSize = input.byteSize();
-        long offset = 0;
-        do {
-            long size = Math.min(steps.chunkSize(), byteSize - offset);
-            if (othersRead && worldSize > 1) {
-                copies.copy(steps.mine(), input.address() + offset, size);
+    /** Stages a piece, if other ranks read it. */
+    final void stage(Piece piece, boolean othersRead) {
+        if (othersRead && worldSize > 1) {
+            copies.copy(steps.mine() + piece.at(), piece.address(), piece.byteSize());
+        }
+    }
+
+    /** Copies the same piece of all ranks, each to its output. */
+    private void collect(Piece piece, long[] outputs) {
+        for (int peer = 0; peer < worldSize; peer++) {
+            long output = outputs[peer] + piece.offset();
+            if (peer == rank) {
+                copies.copyInPlace(output, piece.address(), piece.byteSize());
+            } else {
+                copies.copy(output, steps.of(peer) + piece.at(), piece.byteSize());
             }
-            steps.synchronize();
-            for (int peer = 0; outputs != null && peer < worldSize; peer++) {
-                if (peer == rank) {
-                    copies.copyInPlace(outputs[peer] + offset, input.address() + offset, size);
-                } else {
-                    copies.copy(outputs[peer] + offset, steps.of(peer), size);
-                }
-            }
-            offset += size;
-        } while (offset < byteSize);
+        }
     }
 
     @Override
     public void scatter(Operation operation, HostTensor output, long[] inputs, int root) {
-        steps.begin(operation);
         long slot = steps.slotSize(0);
-        long byteSize = output.byteSize();
-        long offset = 0;
-        do {
-            long size = Math.min(slot, byteSize - offset);
-            for (int peer = 0; rank == root && peer < worldSize; peer++) {
-                if (peer != root) {
-                    copies.copy(steps.mine() + peer * slot, inputs[peer] + offset, size);
-                }
+        steps.run(
+                operation,
+                List.of(output),
+                slot,
+                piece -> {
+                    if (rank == root) {
+                        stageSlots(piece, inputs);
+                    }
+                },
+                piece -> {
+                    if (rank == root) {
+                        long own = inputs[root] + piece.offset();
+                        copies.copyInPlace(piece.address(), own, piece.byteSize());
+                    } else {
+                        long staged = steps.of(root) + rank * slot + piece.at();
+                        copies.copy(piece.address(), staged, piece.byteSize());
+                    }
+                });
+    }
+
+    /** Stages, in a slot for each other rank, its piece of its input. */
+    final void stageSlots(Piece piece, long[] inputs) {
+        long slot = steps.slotSize(0);
+        for (int peer = 0; peer < worldSize; peer++) {
+            if (peer != rank) {
+                copies.copy(
+                        steps.mine() + peer * slot + piece.at(),
+                        inputs[peer] + piece.offset(),
+                        piece.byteSize());
             }
-            steps.synchronize();
-            if (rank == root) {
-                copies.copyInPlace(output.address() + offset, inputs[root] + offset, size);
-            } else {
-                copies.copy(output.address() + offset, steps.of(root) + rank * slot, size);
-            }
-            offset += size;
-        } while (offset < byteSize);
+        }
     }
 
     /**

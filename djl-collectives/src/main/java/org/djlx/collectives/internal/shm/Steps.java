@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.internal.shm;
 
+import java.util.ArrayList;
 import java.util.List;
+import java.util.function.Consumer;
 import org.djlx.collectives.internal.host.Rendezvous;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.cpu.HostTensor;
@@ -113,19 +115,74 @@ final class Steps {
     }
 
     /**
-     * Returns the index after the last tensor that shares a step with the first; {@code first + 1}
-     * if that has its own steps. Tensors are placed one after the other in the room of staging
-     * memory, in bytes, each aligned. The result is the same on all ranks, because it depends on
-     * sizes only.
+     * The elements of a tensor that a step moves.
+     *
+     * @param index the tensor's index among those of the operation
+     * @param offset where the elements begin in the tensor, in bytes
+     * @param count the number of elements
+     * @param at where they begin in a staging half, or in a slot of one, in bytes
      */
-    static int endOfStep(List<HostTensor> tensors, int first, long room) {
-        long most = Math.min(room, SHARED_STEP_BYTES);
-        long size = 0;
-        int end = first;
-        while (end < tensors.size() && size + tensors.get(end).byteSize() <= most) {
-            size += aligned(tensors.get(end).byteSize());
-            end++;
+    record Piece(int index, HostTensor tensor, long offset, long count, long at) {
+
+        long address() {
+            return tensor.address() + offset;
         }
-        return Math.max(end, first + 1);
+
+        long byteSize() {
+            return count * tensor.type().itemSize();
+        }
+    }
+
+    /**
+     * Runs an operation in steps, and calls {@code step} with the pieces of each. Small tensors
+     * share a step: they lie one after the other, aligned, in the room of staging memory, in bytes.
+     * The pieces are the same on all ranks, because they depend on sizes only. A tensor without
+     * elements has a piece, too.
+     */
+    void run(Operation next, List<HostTensor> tensors, long room, Consumer<List<Piece>> step) {
+        begin(next);
+        long most = Math.min(room, SHARED_STEP_BYTES);
+        List<Piece> shared = new ArrayList<>(tensors.size());
+        long at = 0;
+        for (int i = 0; i < tensors.size(); i++) {
+            HostTensor tensor = tensors.get(i);
+            if (!shared.isEmpty() && at + tensor.byteSize() > most) {
+                step.accept(shared);
+                shared.clear();
+                at = 0;
+            }
+            if (tensor.byteSize() <= most) {
+                shared.add(new Piece(i, tensor, 0, tensor.count(), at));
+                at += aligned(tensor.byteSize());
+                continue;
+            }
+            long itemSize = tensor.type().itemSize();
+            long chunk = room / itemSize;
+            for (long done = 0; done < tensor.count(); done += chunk) {
+                long count = Math.min(chunk, tensor.count() - done);
+                step.accept(List.of(new Piece(i, tensor, done * itemSize, count, 0)));
+            }
+        }
+        if (!shared.isEmpty()) {
+            step.accept(shared);
+        }
+    }
+
+    /** Runs an operation in steps: stages each piece of a step, synchronises, and collects each. */
+    void run(
+            Operation next,
+            List<HostTensor> tensors,
+            long room,
+            Consumer<Piece> stage,
+            Consumer<Piece> collect) {
+        run(
+                next,
+                tensors,
+                room,
+                pieces -> {
+                    pieces.forEach(stage);
+                    synchronize();
+                    pieces.forEach(collect);
+                });
     }
 }
