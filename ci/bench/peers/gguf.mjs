@@ -1,11 +1,10 @@
 // Writes a Llama of Hugging Face's layout as GGUF: node gguf.mjs DIRECTORY FILE float32|bfloat16|q8_0|q4_0|q4_k_m
 // Norms are float32, all other weights have the type; of q4_k_m those that llama.cpp chooses are Q6_K. The tokens' texts are made up: only numbers of tokens can be used.
-import {closeSync, openSync, readFileSync, readSync, writeSync} from "node:fs";
+import {closeSync, existsSync, openSync, readFileSync, readSync, writeSync} from "node:fs";
 import {join} from "node:path";
 
 const [directory, file, typeName] = process.argv.slice(2);
 const config = JSON.parse(readFileSync(join(directory, "config.json")));
-const files = JSON.parse(readFileSync(join(directory, "model.safetensors.index.json"))).weight_map;
 const headSize = config.hidden_size / config.num_attention_heads;
 
 /** Maps numbers to an array of another type; its method from() iterates, which takes much longer. */
@@ -15,18 +14,35 @@ function convert(numbers, Type, change) {
   return result.buffer;
 }
 
-/** Reads a tensor of safetensors as float32. */
-function read(name) {
-  const input = openSync(join(directory, files[name]));
+/** Opens a file of safetensors; returns its header, the length of that, and a function that reads bytes. */
+function open(file) {
+  const input = openSync(join(directory, file));
   const bytes = (position, length) => {
     const buffer = new Uint8Array(length);
     readSync(input, buffer, 0, length, position);
     return buffer;
   };
   const length = Number(new DataView(bytes(0, 8).buffer).getBigUint64(0, true));
-  const {dtype, shape, data_offsets: [begin, end]} = JSON.parse(new TextDecoder().decode(bytes(8, length)))[name];
+  return {header: JSON.parse(new TextDecoder().decode(bytes(8, length))), length, bytes, close: () => closeSync(input)};
+}
+
+/** The file of each tensor. A model in one file has no index. */
+function tensorFiles() {
+  const index = join(directory, "model.safetensors.index.json"), single = "model.safetensors";
+  if (existsSync(index)) return JSON.parse(readFileSync(index)).weight_map;
+  const {header: {__metadata__, ...tensors}, close} = open(single);
+  close();
+  return Object.fromEntries(Object.keys(tensors).map(name => [name, single]));
+}
+
+const files = tensorFiles();
+
+/** Reads a tensor as float32. */
+function read(name) {
+  const {header, length, bytes, close} = open(files[name]);
+  const {dtype, shape, data_offsets: [begin, end]} = header[name];
   const data = bytes(8 + length + begin, end - begin).buffer;
-  closeSync(input);
+  close();
   const values = dtype === "F32" ? data : convert(new Uint16Array(data), Uint32Array, bits => bits << 16);
   return {shape, values: new Float32Array(values)};
 }

@@ -296,6 +296,7 @@ template <int TYPE, int N> INLINE void tile_blocks(const Product& p, int64_t row
           if (of.bits == 4) first = nibbles(first, 0);
           if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
           if (row == 0 && v == 0 && of.bits == 8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
+          if (row == 0 && v == 0 && b * 16 < of.header()) __builtin_prefetch(w + b * 16 + near_ahead, 0, 2);
           for (int r = 0; r < N; r++) {
             const int8_t* x = p.quantized.numbers + ((row + r) * count + g) * GROUP + b;
             Bytes x0 = broadcast4(x), x1 = broadcast4(x + GROUP / 2);
