@@ -86,7 +86,6 @@ public final class CircleOnSpark {
         }
     }
 
-    /** The code of a rank: trains on its rows. */
     private static Trained train(ProcessGroup group, Iterator<Row> rows, byte[] initial)
             throws Exception {
         DataParallelConfig config =

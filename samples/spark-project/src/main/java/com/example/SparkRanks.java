@@ -210,7 +210,6 @@ public final class SparkRanks {
         }
     }
 
-    /** Creates the group of this attempt. */
     private static ProcessGroup join(BarrierTaskContext task, TcpStore store) {
         String backend = "shm";
         BackendOptions options = new BackendOptions(BackendOptions.DEFAULT_TIMEOUT);
@@ -226,7 +225,6 @@ public final class SparkRanks {
         return ProcessGroups.init(backend, store, name, task.partitionId(), ranks, options);
     }
 
-    /** Publishes a failure. Returns the first failure of all ranks. */
     private static String firstFailure(TcpStore store, int rank, Throwable e) {
         byte[] own = ("rank " + rank + " failed: " + e).getBytes(StandardCharsets.UTF_8);
         try {

@@ -48,7 +48,6 @@ public final class ChatRequest {
         return new Builder();
     }
 
-    /** Returns this request with further options. */
     ChatRequest with(Consumer<GenerationRequest.Builder> more) {
         return new ChatRequest(messages, tools, variables, options.andThen(more));
     }

@@ -101,7 +101,6 @@ final class RecordSchema {
         return schema;
     }
 
-    /** Returns the name of a component in JSON. */
     private static String name(RecordComponent component) {
         String name = component.getName();
         try {

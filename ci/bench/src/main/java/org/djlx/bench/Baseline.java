@@ -23,7 +23,6 @@ interface Baseline extends AutoCloseable {
 
     record Window(NativeMemory memory, Runnable free) {
 
-        /** Returns a view of an array that begins at an offset in bytes. */
         NDArray view(NDManager manager, long offset, Shape shape) {
             return Torch.view(manager, memory, offset, shape, ScalarType.BFLOAT16);
         }

@@ -97,17 +97,17 @@ final class BenchCompareCommand extends ReportCommand {
         List<BenchCase> cases = BenchCase.parse(sizes, Float.BYTES, 2);
         Map<String, List<BenchRow>> medians = new LinkedHashMap<>();
         measure(cases).forEach((program, rows) -> medians.put(program, medians(rows)));
-        print("# all_reduce, 2 ranks, median of %d rounds%n%s%n", rounds, table(medians));
         begin("float32 all_reduce, 2 ranks on one host", versions == null ? Map.of() : versions);
         put("rounds", rounds);
         put("medians", medians);
         store();
+        print("all_reduce, 2 ranks, microseconds, median of %d rounds%n%n", rounds);
+        printTables();
         return medians.values().stream().flatMap(List::stream).allMatch(row -> row.wrong() == 0)
                 ? 0
                 : 1;
     }
 
-    /** Returns the rows of each round of each program. */
     private Map<String, List<List<BenchRow>>> measure(List<BenchCase> cases)
             throws IOException, InterruptedException {
         List<Program> programs = new ArrayList<>();
@@ -134,7 +134,6 @@ final class BenchCompareCommand extends ReportCommand {
         return measured;
     }
 
-    /** Returns, for each case, the row of the round with the median time. */
     static List<BenchRow> medians(List<List<BenchRow>> rounds) {
         return IntStream.range(0, rounds.get(0).size())
                 .mapToObj(
@@ -145,20 +144,6 @@ final class BenchCompareCommand extends ReportCommand {
                                         .toList()
                                         .get(rounds.size() / 2))
                 .toList();
-    }
-
-    /** Returns a table in nccl-tests' format, with the program's name before each row. */
-    private static String table(Map<String, List<BenchRow>> programs) {
-        int width = programs.keySet().stream().mapToInt(String::length).max().orElse(0);
-        StringBuilder text = new StringBuilder(BenchRow.HEADER.indent(width));
-        programs.forEach(
-                (program, rows) ->
-                        rows.forEach(
-                                row -> {
-                                    String blank = " ".repeat(width - program.length());
-                                    text.append(program).append(blank).append(row).append('\n');
-                                }));
-        return text.toString();
     }
 
     private static Program program(String name, String... options) {

@@ -46,10 +46,8 @@ record BlockBench(
      */
     static final String FROM_IDLE = "blockFromIdleMilliseconds";
 
-    /** Milliseconds of the matmuls alone. */
     static final String MATMULS = "matmulsMilliseconds";
 
-    /** Milliseconds of the attention alone. */
     static final String ATTENTION = "attentionMilliseconds";
 
     /**

@@ -49,11 +49,9 @@ final class CheckCommand extends CliCommand {
                 double limit = goal.get("goal").getAsDouble();
                 double figure = figure(goal);
                 String name =
-                        goal.get("file").getAsString()
-                                + " "
-                                + goal.get("where")
-                                + " "
-                                + goal.get("value").getAsString();
+                        "%s %s %s"
+                                .formatted(
+                                        text(goal, "file"), goal.get("where"), text(goal, "value"));
                 if (Double.isNaN(figure)) {
                     unmeasured++;
                     out().printf(Locale.ROOT, "  not measured: %s, goal %s%n", name, limit);
@@ -78,7 +76,7 @@ final class CheckCommand extends CliCommand {
 
     /** The figure that a goal is for; NaN if no result has it. */
     private double figure(JsonObject goal) throws IOException {
-        Path file = root.resolve("ci/results").resolve(goal.get("file").getAsString());
+        Path file = root.resolve("ci/results").resolve(text(goal, "file"));
         if (!Files.exists(file)) {
             return Double.NaN;
         }
@@ -93,13 +91,17 @@ final class CheckCommand extends CliCommand {
         for (JsonElement row : rows) {
             if (row.getAsJsonObject().entrySet().containsAll(where.entrySet())) {
                 JsonElement value = row;
-                for (String name : goal.get("value").getAsString().split("\\.")) {
+                for (String name : text(goal, "value").split("\\.")) {
                     value = value == null ? null : value.getAsJsonObject().get(name);
                 }
                 return value == null ? Double.NaN : value.getAsDouble();
             }
         }
         return Double.NaN;
+    }
+
+    private static String text(JsonObject goal, String name) {
+        return goal.get(name).getAsString();
     }
 
     private static JsonElement parse(Path file) throws IOException {

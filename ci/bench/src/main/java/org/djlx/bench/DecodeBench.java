@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
-import com.google.gson.Gson;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.IOException;
@@ -18,7 +17,6 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Iterator;
 import java.util.List;
-import java.util.Map;
 import java.util.Objects;
 import java.util.Random;
 import java.util.concurrent.Callable;
@@ -75,7 +73,6 @@ final class DecodeBench {
         }
     }
 
-    /** Runs concurrent clients, with {@code each} requests. */
     Row run(int clients, int each) throws InterruptedException, ExecutionException {
         ExecutorService threads = Executors.newFixedThreadPool(clients);
         try {
@@ -139,25 +136,17 @@ final class DecodeBench {
     }
 
     private Answer ask(String prompt) throws InterruptedException {
-        Map<String, Object> json =
-                Map.of(
-                        "prompt",
-                        prompt,
-                        "max_tokens",
-                        tokens,
-                        "temperature",
-                        0,
-                        "ignore_eos",
-                        true,
-                        "stream",
-                        true,
-                        "stream_options",
-                        Map.of("include_usage", true));
+        String json =
+                """
+                {"prompt": "%s", "max_tokens": %d, "temperature": 0, "ignore_eos": true,
+                "stream": true, "stream_options": {"include_usage": true}}\
+                """
+                        .formatted(prompt, tokens);
         HttpRequest request =
                 HttpRequest.newBuilder(completions)
                         .timeout(PATIENCE)
                         .header("Content-Type", "application/json")
-                        .POST(BodyPublishers.ofString(new Gson().toJson(json)))
+                        .POST(BodyPublishers.ofString(json))
                         .build();
         long start = System.nanoTime();
         try {

@@ -49,7 +49,6 @@ record GpuBenchRow(
     /** NCCL, for a fused operator with libtorch's matmul or norm. */
     static final String NCCL = "nccl";
 
-    /** NCCL on its symmetric windows. */
     static final String NCCL_WINDOWS = "ncclWindows";
 
     /** The matmul alone: the limit if communication is hidden. */

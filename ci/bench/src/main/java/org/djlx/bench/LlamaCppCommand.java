@@ -195,7 +195,6 @@ final class LlamaCppCommand extends ReportCommand {
                         .count();
     }
 
-    /** Measures programs in turns. */
     private List<Row> measure(List<Loaded> programs)
             throws IOException, InterruptedException, TimeoutException {
         // Until the JVM has compiled a step; of large models its own work is a small part.

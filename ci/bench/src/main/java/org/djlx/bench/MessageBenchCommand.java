@@ -98,7 +98,6 @@ final class MessageBenchCommand extends CliCommand {
         return lines;
     }
 
-    /** Returns a send to a peer and a receive from it. */
     private static List<P2pOp> exchange(NDManager manager, int elements, int peer) {
         return List.of(
                 P2pOp.send(manager.ones(new Shape(elements)), peer, 0),

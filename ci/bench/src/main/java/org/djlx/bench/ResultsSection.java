@@ -158,7 +158,6 @@ final class ResultsSection {
         return render("page", values(), CHARTED);
     }
 
-    /** Returns the tables that a command prints. */
     String printed() {
         return render("printed", values(), CHARTED);
     }

@@ -25,7 +25,6 @@ import picocli.CommandLine.Option;
         description = "Prints what each backend supports: operation by element type.")
 public final class SupportCommand extends CliCommand {
 
-    /** The element types, one column each. */
     private static final List<ScalarType> TYPES =
             List.of(
                     ScalarType.FLOAT64,

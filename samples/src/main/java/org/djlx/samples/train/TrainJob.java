@@ -107,7 +107,6 @@ final class TrainJob {
         /** The job resumes from a checkpoint, whose step may be larger than the number of steps. */
         void restored(long step);
 
-        /** A checkpoint is saved. */
         default void saved(long step) {}
 
         /**
@@ -268,7 +267,6 @@ final class TrainJob {
         }
     }
 
-    /** Returns the folder of the checkpoints of a part of the model. */
     private Path checkpoints(int part) {
         boolean divided = settings.tensorParallel > 1;
         return divided ? settings.checkpoints.resolve("part-" + part) : settings.checkpoints;

@@ -37,7 +37,6 @@ final class AdapterTable {
         return List.copyOf(named.keySet());
     }
 
-    /** Returns the id of a named adapter. */
     int id(String name) {
         Integer id = named.get(name);
         if (id == null) {

@@ -26,7 +26,6 @@ final class EmbeddingQueue {
     private long waitingTokens; // guarded by this
     private IllegalStateException end; // why the queue is closed; null while it is open
 
-    /** A text of a call. */
     record Text(Call call, int index, int[] tokens) {}
 
     /** The texts of one caller, which waits for their vectors. */
@@ -71,7 +70,6 @@ final class EmbeddingQueue {
         this.maxQueued = maxQueued;
     }
 
-    /** Adds texts, and waits for their vectors. */
     float[][] embed(List<int[]> texts) {
         Call call = new Call(texts.size());
         List<Text> sorted = new ArrayList<>();

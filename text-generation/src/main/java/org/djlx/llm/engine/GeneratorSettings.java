@@ -169,7 +169,6 @@ record GeneratorSettings(
         return group != null ? group.device() : devices.isEmpty() ? Device.cpu() : devices.get(0);
     }
 
-    /** Creates the groups of ranks that are threads. */
     List<ProcessGroup> groups() {
         if (devices.isEmpty()) {
             return ProcessGroups.local("shm", cpuRanks, new BackendOptions(timeout));

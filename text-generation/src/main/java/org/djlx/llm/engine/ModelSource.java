@@ -12,7 +12,6 @@ interface ModelSource {
     /** Returns the model's directory, or its GGUF file. Downloads the model if it has to. */
     Path directory() throws IOException;
 
-    /** The source of a builder that has none yet. */
     static ModelSource missing() {
         return () -> {
             throw new IllegalArgumentException(

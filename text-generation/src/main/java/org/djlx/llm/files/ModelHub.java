@@ -184,7 +184,6 @@ public final class ModelHub {
         return new Download(client, files, name, listing).run();
     }
 
-    /** The download of one model. */
     private final class Download {
 
         private final HubClient client;

@@ -79,7 +79,6 @@ public final class TextChatModel implements ChatModel, AutoCloseable {
 
     private static final Gson GSON = new Gson();
 
-    /** Ignores the parts of an answer that is not streamed. */
     private static final StreamingChatResponseHandler IGNORED =
             new StreamingChatResponseHandler() {
                 @Override

@@ -10,7 +10,6 @@ import static org.djlx.nativeops.host.Required.check;
  */
 public record LayerConfig(Attention attention, Mlp mlp, Norms norms) {
 
-    /** A layer that normalises what attention and MLP read. */
     LayerConfig(Attention attention, Mlp mlp) {
         this(attention, mlp, Norms.INPUTS);
     }

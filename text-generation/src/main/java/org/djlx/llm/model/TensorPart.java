@@ -27,7 +27,6 @@ public enum TensorPart {
     EXPERT_DOWN("mlp.experts.%d.down_proj", Division.COLUMNS),
     MLP_POST_NORM("post_feedforward_layernorm", Division.NONE);
 
-    /** The parts of an MLP, and of an expert. */
     static final List<TensorPart> MLP = List.of(GATE, UP, DOWN);
 
     static final List<TensorPart> EXPERT = List.of(EXPERT_GATE, EXPERT_UP, EXPERT_DOWN);

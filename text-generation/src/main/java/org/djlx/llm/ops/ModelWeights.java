@@ -19,15 +19,18 @@ import org.djlx.nativeops.torch.Torch;
  * <p>Matrices are stored as in the files, (outputs, inputs). Activations are multiplied by
  * transposed views. Query, key and value projections are one matrix; so are gate and up, of each
  * expert.
+ *
+ * @param embedding of this rank's part of the vocabulary, a row for each token
+ * @param memory owns all arrays
  */
-public final class ModelWeights implements AutoCloseable {
-
-    private final Quantization quantization;
-    private final NDArray embedding;
-    private final List<Layer> layers;
-    private final NDArray norm;
-    private final Linear output;
-    private final WeightReader memory; // owns all arrays
+public record ModelWeights(
+        Quantization quantization,
+        NDArray embedding,
+        List<Layer> layers,
+        NDArray norm,
+        Linear output,
+        WeightReader memory)
+        implements AutoCloseable {
 
     /**
      * A projection.
@@ -122,21 +125,6 @@ public final class ModelWeights implements AutoCloseable {
         }
     }
 
-    ModelWeights(
-            Quantization quantization,
-            NDArray embedding,
-            List<Layer> layers,
-            NDArray norm,
-            Linear output,
-            WeightReader memory) {
-        this.quantization = quantization;
-        this.embedding = embedding;
-        this.layers = layers;
-        this.norm = norm;
-        this.output = output;
-        this.memory = memory;
-    }
-
     /**
      * Reads a rank's part; the caller closes it.
      *
@@ -166,25 +154,8 @@ public final class ModelWeights implements AutoCloseable {
         }
     }
 
-    /** Returns the embedding of this rank's part of the vocabulary: one row per token. */
-    NDArray embedding() {
-        return embedding;
-    }
-
     Layer layer(int index) {
         return layers.get(index);
-    }
-
-    NDArray norm() {
-        return norm;
-    }
-
-    Quantization quantization() {
-        return quantization;
-    }
-
-    Linear output() {
-        return output;
     }
 
     @Override

@@ -135,7 +135,6 @@ final class JsonSchema {
         return Regex.compile(terms, regex, terms::codePoints, false);
     }
 
-    /** Returns the term for a code point that a JSON string holds as it is. */
     private Terms.Term plain(BitSet codePoints) {
         BitSet plain = (BitSet) codePoints.clone();
         plain.clear(0, ' ');
@@ -405,7 +404,6 @@ final class JsonSchema {
                 : null;
     }
 
-    /** Returns the schema that references lead to. */
     private JsonElement target(JsonElement schema, String path) {
         JsonElement found = schema;
         for (int i = 0; i < MAX_DEPTH; i++) {

@@ -112,7 +112,6 @@ final class JsonOptions {
         this.defaults = defaults;
     }
 
-    /** Creates an error about the value of an option. */
     ApiException wrong(String name, String must) {
         return ApiException.badRequest(path + name, "'" + path + name + "' must be " + must);
     }
@@ -324,7 +323,6 @@ final class JsonOptions {
         return GSON.fromJson(json, new TypeToken<Map<String, Object>>() {}.getType());
     }
 
-    /** Returns an array of one or more objects. */
     List<JsonOptions> objects(String name) {
         JsonElement value = get(name);
         if (value == null || !value.isJsonArray() || value.getAsJsonArray().isEmpty()) {
@@ -341,7 +339,6 @@ final class JsonOptions {
         return objects;
     }
 
-    /** Returns the options that have a default, a JSON object. */
     JsonObject echo(String defaults) {
         JsonObject echo = GSON.fromJson(defaults, JsonObject.class);
         echo.keySet().stream().filter(this::has).forEach(name -> echo.add(name, get(name)));

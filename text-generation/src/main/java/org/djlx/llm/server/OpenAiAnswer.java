@@ -104,7 +104,6 @@ final class OpenAiAnswer implements AnswerFormat {
         return parts.stream().map(text).collect(Collectors.joining());
     }
 
-    /** Returns the events of parts, which {@code pieces} have completed. */
     private String events(int choice, List<Part> parts, List<GeneratedPiece> pieces) {
         String reasoning = join(parts, Part::reasoning);
         StringBuilder events = new StringBuilder();

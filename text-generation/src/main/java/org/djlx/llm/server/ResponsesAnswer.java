@@ -86,7 +86,6 @@ final class ResponsesAnswer implements AnswerFormat {
         return events.toString();
     }
 
-    /** Continues the reasoning, or begins it. */
     private String reasoning(String more) {
         unlisted.clear();
         String begin = is("reasoning") ? "" : begin(reasoning());
@@ -131,7 +130,6 @@ final class ResponsesAnswer implements AnswerFormat {
         return json;
     }
 
-    /** Continues a call, or begins one. */
     private String call(Part part) {
         String begin = part.id() == null ? "" : begin(callOf(part));
         text.append(part.arguments());
@@ -266,7 +264,6 @@ final class ResponsesAnswer implements AnswerFormat {
         return isCut ? "incomplete" : "completed";
     }
 
-    /** Returns the response with the items that have ended. */
     private JsonObject response(String status) {
         JsonObject json = object("id", id, "object", "response", "created_at", created);
         json.addProperty("status", status);

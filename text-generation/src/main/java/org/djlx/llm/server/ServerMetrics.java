@@ -89,7 +89,6 @@ final class ServerMetrics {
         return text;
     }
 
-    /** Returns all metrics, with those of the generator. */
     String write(String model, GeneratorStatistics generator) {
         Text text = connections(new Text(model));
         text.value(

@@ -6,7 +6,6 @@ public final class ContextLengthException extends IllegalArgumentException {
 
     private static final long serialVersionUID = 1;
 
-    /** The length of the prompt, in words. */
     private final String prompt;
 
     /** The requested number of new tokens; 0 if the prompt alone is too long. */

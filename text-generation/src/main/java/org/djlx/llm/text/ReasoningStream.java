@@ -80,7 +80,8 @@ final class ReasoningStream implements AnswerStream {
             }
             case REASONING -> {
                 int end = text.indexOf(close);
-                int length = end >= 0 ? end : text.length() - heldBack();
+                int held = TextStream.beginningLength(close, text);
+                int length = end >= 0 ? end : text.length() - held;
                 while (length > 0 && Character.isWhitespace(text.charAt(length - 1))) {
                     length--;
                 }
@@ -107,20 +108,7 @@ final class ReasoningStream implements AnswerStream {
     }
 
     private int blank() {
-        int blank = 0;
-        while (blank < text.length() && Character.isWhitespace(text.charAt(blank))) {
-            blank++;
-        }
-        return blank;
-    }
-
-    /** Returns the length of the longest beginning of the end marker at the end of the text. */
-    private int heldBack() {
-        int length = Math.min(close.length() - 1, text.length());
-        while (!close.startsWith(text.substring(text.length() - length))) {
-            length--;
-        }
-        return length;
+        return text.length() - text.toString().stripLeading().length();
     }
 
     @Override

@@ -112,20 +112,19 @@ public final class TextStream {
             }
         }
         if (!stopped) {
-            end -= stops.stream().mapToInt(this::beginningLength).max().orElse(0);
+            end -= stops.stream().mapToInt(stop -> beginningLength(stop, held)).max().orElse(0);
         }
         String text = held.substring(0, end);
         held.delete(0, stopped ? held.length() : end);
         return text;
     }
 
-    /** Returns the length of the longest beginning of a stop string at the end of the held text. */
-    private int beginningLength(String stop) {
-        for (int length = Math.min(stop.length() - 1, held.length()); length > 0; length--) {
-            if (held.indexOf(stop.substring(0, length), held.length() - length) >= 0) {
-                return length;
-            }
+    /** Returns the length of the longest beginning of a stop string or marker at a text's end. */
+    static int beginningLength(String stop, StringBuilder text) {
+        int length = Math.min(stop.length() - 1, text.length());
+        while (!stop.startsWith(text.substring(text.length() - length))) {
+            length--;
         }
-        return 0;
+        return length;
     }
 }

@@ -68,7 +68,6 @@ final class TokenBytes {
         return letters;
     }
 
-    /** Returns how SentencePiece writes each byte. */
     static Set<String> byteFallbacks() {
         return IntStream.range(0, 256)
                 .mapToObj("<0x%02X>"::formatted)

@@ -72,10 +72,7 @@ public final class ToolCallStream implements AnswerStream {
     }
 
     private boolean readText(List<Part> parts) {
-        int blank = 0;
-        while (blank < text.length() && Character.isWhitespace(text.charAt(blank))) {
-            blank++;
-        }
+        int blank = text.length() - text.toString().stripLeading().length();
         boolean startsWithCall = format == ToolFormat.LLAMA3 && !started;
         if (startsWithCall && blank < text.length() && text.charAt(blank) == '{') {
             held.append(take(blank));
@@ -90,12 +87,7 @@ public final class ToolCallStream implements AnswerStream {
             return true;
         }
         int kept = (startsWithCall || calls > 0) && blank == text.length() ? blank : 0;
-        for (int length = format.marker().length() - 1; length > kept; length--) {
-            if (length <= text.length()
-                    && format.marker().startsWith(text.substring(text.length() - length))) {
-                kept = length;
-            }
-        }
+        kept = Math.max(kept, TextStream.beginningLength(format.marker(), text));
         addContent(take(text.length() - kept), parts);
         return false;
     }

@@ -17,7 +17,6 @@ record Args(List<Object> positional, Map<String, Object> named) {
         return new Args(Arrays.asList(positional), Map.of());
     }
 
-    /** Returns the arguments from an index on. */
     Args from(int index) {
         return new Args(positional.subList(index, positional.size()), named);
     }

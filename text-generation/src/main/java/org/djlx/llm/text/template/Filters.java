@@ -27,12 +27,10 @@ final class Filters {
             Pattern.compile("[^-\\s({\\[<]+", Pattern.UNICODE_CHARACTER_CLASS);
     private static final Pattern WORD = Pattern.compile("\\w+", Pattern.UNICODE_CHARACTER_CLASS);
 
-    /** A filter of a text. */
     private interface OfText {
         Object apply(Run run, String text, Args args);
     }
 
-    /** A filter of elements. */
     private interface OfElements {
         Object apply(Run run, List<Object> elements, Args args);
     }

@@ -30,13 +30,11 @@ final class Run {
         }
     }
 
-    /** Counts the reading of a text, and returns it. */
     String read(String text) {
         step(1 + (text.length() >> 3));
         return text;
     }
 
-    /** Counts a text that is created, and returns it. */
     String created(String text) {
         requireLength(text.length());
         return text;

@@ -221,7 +221,6 @@ final class Values {
         return hasLength(value) || value instanceof Once;
     }
 
-    /** Returns whether a value is a list or a tuple. */
     private static boolean isList(Object value) {
         return type(value).equals("list") || type(value).equals("tuple");
     }
@@ -237,7 +236,6 @@ final class Values {
         return value instanceof List ? (List<Object>) value : elements(run, value);
     }
 
-    /** Returns the elements of an iterable value, as a new list. */
     static List<Object> elements(Run run, Object value) {
         if (value instanceof String text) {
             return Strings.characters(run, text);
@@ -561,7 +559,6 @@ final class Values {
         return new ArrayList<>(((Map<?, ?>) dict).values());
     }
 
-    /** Returns pairs of keys and values. */
     static List<Object> items(Run run, Object dict) {
         run.requireSize(length(dict));
         run.allocate(length(dict) * (Run.OBJECT + 2 * Run.ELEMENT));
