@@ -203,7 +203,7 @@ class EmbeddingServerTest {
             assertEquals(429, send(own, "/v1/embeddings", texts(5)).statusCode());
             goes.countDown();
             assertEquals(200, first.join().statusCode());
-            while (own.bodies().availablePermits() < 4000) { // The class has a timeout.
+            while (own.bodies.availablePermits() < 4000) { // The class has a timeout.
                 Thread.onSpinWait();
             }
             assertEquals(200, send(own, "/v1/embeddings", texts(7)).statusCode());
