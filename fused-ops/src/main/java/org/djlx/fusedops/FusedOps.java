@@ -604,7 +604,10 @@ public final class FusedOps {
      *       #allGatherMatmul}, and the inner dimension of {@link #matmulReduceScatter}. If calls
      *       differ in these alone, they all take the path with the least time in total.
      *   <li>While the scope is open, every eager call waits for all ranks.
-     *   <li>Paths may differ in the last bits of results, and another run may measure another
+     *   <li>Times are kept in files {@code paths-*} of the kernels' cache, by GPU, driver, kernels
+     *       and sizes. Ranks that all find their times there measure nothing. Delete the files to
+     *       measure again, for example if another program used the GPUs meanwhile.
+     *   <li>Paths may differ in the last bits of results, and another machine may measure another
      *       winner. Without this scope, each run takes the same paths.
      *   <li>Float8, calls recorded into a graph, and groups on the CPU are not measured.
      * </ul>

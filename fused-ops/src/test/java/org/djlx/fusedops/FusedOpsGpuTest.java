@@ -156,6 +156,26 @@ class FusedOpsGpuTest {
                 });
     }
 
+    /** The second group, as one of a later process, calls no path only to measure it. */
+    @Test
+    void measuredTimesAreKeptByTheMachine() {
+        List<FusedCase> cases = FusedOpsTest.byFirstDimension(FusedOpsTest.gatherGrid());
+        for (int round = 0; round < 2; round++) {
+            try (UsageCounter usage = FusedOps.countUsage()) {
+                run(
+                        8 << 20,
+                        group -> {
+                            try (FusedOps.Scope measuring = FusedOps.measurePaths(group)) {
+                                assertNotNull(measuring);
+                                cases.forEach(one -> one.checkAllGatherMatmul(group, 2));
+                            }
+                        });
+                List<String> reasons = usage.choices().keySet().stream().map(Choice::why).toList();
+                assertTrue(round == 0 || !reasons.contains("measured"), reasons::toString);
+            }
+        }
+    }
+
     /** The first call agrees on sizes; calls of other sizes that ranks know the same keep them. */
     @Test
     void ranksOfDifferentSizesChooseForTheLargest() {

@@ -3,7 +3,6 @@ package org.djlx.nativeops.cuda;
 
 import com.sun.jna.Pointer;
 import java.nio.charset.StandardCharsets;
-import java.util.HexFormat;
 import java.util.Optional;
 import java.util.Random;
 import java.util.function.Supplier;
@@ -58,11 +57,9 @@ public record GpuRates(
     /** Returns the rates from a cache; measures them if the cache has none. */
     static GpuRates cached(
             KernelCache cache, String gpu, int multiprocessors, Supplier<double[]> measure) {
-        String kind = gpu + " " + multiprocessors;
-        byte[] digest = KernelCache.sha256(kind.getBytes(StandardCharsets.UTF_8));
         byte[] content =
                 cache.get(
-                        "rates-" + HexFormat.of().formatHex(digest, 0, 8),
+                        KernelCache.name("rates-", gpu + " " + multiprocessors),
                         () -> {
                             double[] rates = measure.get();
                             return (rates[0] + " " + rates[1]).getBytes(StandardCharsets.UTF_8);

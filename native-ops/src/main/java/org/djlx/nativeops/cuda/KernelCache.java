@@ -16,6 +16,7 @@ import java.util.ArrayList;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
@@ -29,8 +30,8 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A cache of compiled kernels and of {@link GpuRates}, in files and in memory, so a machine
- * compiles each kernel once, and a process reads each file once. Thread-safe.
+ * A cache of compiled kernels, {@link GpuRates} and other measurements, in files and in memory, so
+ * a machine compiles each kernel once, and a process reads each file once. Thread-safe.
  *
  * <ul>
  *   <li><b>Shared folder.</b> A file is written under a temporary name and renamed when complete,
@@ -121,6 +122,25 @@ public final class KernelCache {
     /** As {@link #get(Key, Supplier)}, for other content that a machine computes once. */
     byte[] get(String name, Supplier<byte[]> content) {
         return get(directory.resolve(name), file -> compile(file, content));
+    }
+
+    /** {@return the name of a file: a prefix and 16 digits that depend on all of a text} */
+    public static String name(String prefix, String text) {
+        byte[] digest = sha256(text.getBytes(StandardCharsets.UTF_8));
+        return prefix + HexFormat.of().formatHex(digest, 0, 8);
+    }
+
+    /**
+     * {@return the content of a file, read anew; empty if there is none or it is damaged, which is
+     * logged}
+     */
+    public Optional<byte[]> find(String name) {
+        return Optional.ofNullable(read(directory.resolve(name), true));
+    }
+
+    /** Replaces the content of a file. One warning says if the folder cannot be written. */
+    public void put(String name, byte[] content) {
+        write(directory.resolve(name), content);
     }
 
     private byte[] get(Path file, Function<Path, byte[]> compiler) {

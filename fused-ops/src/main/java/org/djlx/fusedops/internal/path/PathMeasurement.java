@@ -5,11 +5,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.EnumSet;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Locale;
+import java.util.Optional;
 import java.util.Set;
 import java.util.function.Consumer;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.cost.Choice;
@@ -32,7 +35,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li>Each path runs several times eagerly, and several times as a CUDA graph, on a stream of its
  *       own. A path's time is that of the slowest rank in the fastest round.
  *   <li>Before each call the ranks agree whether one of them has new sizes. So all ranks measure in
- *       the same call.
+ *       the same call, or take the times of the {@link PathCache} if each rank has its own sizes
+ *       there.
  *   <li>Some sizes may differ between ranks. Times are added up by the sizes that all ranks have in
  *       common, so all ranks choose the same path.
  * </ul>
@@ -93,17 +97,45 @@ public final class PathMeasurement {
         }
     }
 
+    /** How a rank, or at worst one of all ranks, knows the times of its sizes. */
+    enum Known {
+        HERE,
+        IN_CACHE,
+        NOWHERE
+    }
+
     /**
-     * Measures the paths if a rank has not measured its sizes yet. All ranks call it in the same
-     * order among the group's operations, without the lock of the group's plans, and not while a
-     * graph is recorded.
+     * What all ranks know, and the greatest of the times that they have in their caches.
+     *
+     * @param worst of all ranks
+     */
+    record Agreement(Known worst, float[] times) {
+
+        /**
+         * Agrees with the other ranks.
+         *
+         * @param cached this rank's times if it has them in its cache, else zeros
+         * @param greatest returns the greatest of each of the ranks' values
+         */
+        static Agreement of(Known known, float[] cached, UnaryOperator<float[]> greatest) {
+            float[] values = Arrays.copyOf(cached, cached.length + 1);
+            values[cached.length] = known.ordinal();
+            float[] all = greatest.apply(values);
+            Known worst = Known.values()[(int) all[cached.length]];
+            return new Agreement(worst, Arrays.copyOf(all, cached.length));
+        }
+    }
+
+    /**
+     * Measures the paths, or finds their times in the cache, if a rank does not know its sizes yet.
+     * All ranks call it in the same order among the group's operations, without the lock of the
+     * group's plans, and not while a graph is recorded.
      *
      * @param candidates the paths that all ranks measure; a rank on which FUSED is not possible
      *     measures PIPELINED in its place, which matches
      * @param own the paths that are possible on this rank
-     * @return whether the paths were measured
+     * @return whether there are new times
      */
-    @SuppressWarnings("try") // the guard is not named in the body
     static <R> boolean measure(
             Measured kept,
             MatmulPlan.Operator<R> operator,
@@ -112,10 +144,44 @@ public final class PathMeasurement {
             Set<Path> candidates,
             Set<Path> own,
             Consumer<R> closeResult) {
+        String sizes =
+                String.join(
+                        " ",
+                        operator.workload().toString(),
+                        operator.isByRows() ? "by rows" : "",
+                        EnumSet.copyOf(candidates).toString(),
+                        group.requireP2pBuffers().bufferSize() + " bytes");
         boolean isNew = !kept.measured.contains(operator.workload());
-        if (greatest(operator, group, new float[] {isNew ? 1 : 0})[0] == 0) {
+        PathCache cache = PathCache.of(group.device());
+        Optional<float[]> cached = isNew ? cache.find(sizes, 2 * PATHS.length) : Optional.empty();
+        Known known = !isNew ? Known.HERE : cached.isPresent() ? Known.IN_CACHE : Known.NOWHERE;
+        Agreement all =
+                Agreement.of(
+                        known,
+                        cached.orElseGet(() -> new float[2 * PATHS.length]),
+                        values -> greatest(operator, group, values));
+        if (all.worst == Known.HERE) {
             return false;
         }
+        float[] times = all.times;
+        if (all.worst == Known.NOWHERE) {
+            float[] here = times(operator, group, operands, candidates, own, closeResult);
+            times = greatest(operator, group, here);
+            cache.keep(sizes, times);
+        }
+        kept.add(operator.workload(), times);
+        return true;
+    }
+
+    /** Measures this rank's times: of eager calls by path, then of calls in a graph. */
+    @SuppressWarnings("try") // the guard is not named in the body
+    private static <R> float[] times(
+            MatmulPlan.Operator<R> operator,
+            ProcessGroup group,
+            Operands operands,
+            Set<Path> candidates,
+            Set<Path> own,
+            Consumer<R> closeResult) {
         CurrentStreams.await(group.device());
         float[] times = new float[2 * PATHS.length];
         Arrays.fill(times, NEVER);
@@ -136,9 +202,8 @@ public final class PathMeasurement {
                     }
                 }
             }
-            kept.add(operator.workload(), greatest(operator, group, times));
+            return times;
         }
-        return true;
     }
 
     private static <R> void call(
@@ -198,6 +263,10 @@ public final class PathMeasurement {
     static float[] greatest(MatmulPlan.Operator<?> operator, ProcessGroup group, float[] values) {
         GroupPlans.complete(
                 group, group.execute(operator.opType(), operator.agreed(), compared -> {}));
+        return greatest(group, values);
+    }
+
+    static float[] greatest(ProcessGroup group, float[] values) {
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch");
                 NDArray array = manager.create(values)) {
             group.allReduce(array, ReduceOp.MAX).await();

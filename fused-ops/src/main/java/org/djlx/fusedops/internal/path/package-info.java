@@ -19,6 +19,7 @@
  *   <li>{@link Operands} - the arrays of a call
  *   <li>{@link OperationScope} - temporary arrays of an operation, closed when it has ended
  *   <li>{@link P2pPath} - a path over P2P buffers
+ *   <li>{@link PathCache} - times of paths that this machine has measured, in files
  *   <li>{@link PathChooser} - decides the path: forced, measured, or predicted by the cost model
  *   <li>{@link PathMeasurement} - measures the paths of an operator, for FusedOps.measurePaths
  *   <li>{@link Pipeline} - orders matmuls of parts and copies beside them (PIPELINED)
