@@ -152,11 +152,12 @@ final class StageTree {
 
     private ShardedStage.Mesh mesh(int ranks) {
         if (ranks == group.worldSize()) {
-            return new ShardedStage.Mesh(group, Optional.empty());
+            return new ShardedStage.Mesh(group.withCopyEngines(), Optional.empty());
         }
         int[] shape = {group.worldSize() / ranks, ranks};
         DeviceMesh mesh = DeviceMesh.create(group, shape, "replicas", "shards");
-        return new ShardedStage.Mesh(mesh.group("shards"), Optional.of(mesh.group("replicas")));
+        ProcessGroup shards = mesh.group("shards").withCopyEngines();
+        return new ShardedStage.Mesh(shards, Optional.of(mesh.group("replicas")));
     }
 
     /** Destroys the groups of hybrid sharding. */
