@@ -54,6 +54,11 @@ public abstract class Ranks implements AutoCloseable {
 
     public abstract ReduceOp gradientOp();
 
+    /** Returns whether the ranks' groups are the trainer's own: no other trainer uses them. */
+    public final boolean openedGroups() {
+        return !opened.isEmpty();
+    }
+
     /** Broadcasts arrays from rank 0. No-op if all ranks have copied them from one block. */
     public abstract void receive(List<NDArray> arrays);
 

@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
+import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.optimizer.Optimizer;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -15,6 +16,7 @@ import java.util.Optional;
 import java.util.function.Consumer;
 import java.util.function.ToDoubleFunction;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.training.internal.LocalParameter;
 import org.djlx.training.internal.OptimizerState;
@@ -55,6 +57,20 @@ final class FullySharded implements ParameterStrategy {
         shards = List.of(ofRanks);
         shards.get(0).closeOriginals();
         ranks.receive(ranks.first().arrays());
+        releaseWhole();
+    }
+
+    /**
+     * Lets libtorch free the memory of the whole parameters: it would keep it, and put one shard or
+     * state of the optimizer in the place of two. Not with a group of the program: ranks with
+     * trainers of their own may be in this JVM, and freeing would wait for kernels that wait for
+     * this rank.
+     */
+    private void releaseWhole() {
+        if (ranks.openedGroups() && ranks.first().device().isGpu()) {
+            ranks.each(replica -> CurrentStreams.await(replica.device()));
+            JniUtils.emptyCudaCache();
+        }
     }
 
     /** Rejects the state that an optimizer has of an earlier trainer. */
