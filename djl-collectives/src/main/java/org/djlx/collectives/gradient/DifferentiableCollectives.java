@@ -5,7 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
-import java.util.Optional;
+import java.util.function.UnaryOperator;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -55,11 +55,7 @@ public final class DifferentiableCollectives {
      * @return the value, in the memory of {@code x}; its gradient is summed over the ranks
      */
     public static NDArray enterParallel(NDArray x, ProcessGroup group) {
-        String operator = "enterParallel";
-        checkArguments(operator, x, group);
-        NDArray same = x.stopGradient();
-        recorded(operator, x, same, gradient -> summed(gradient, group));
-        return same;
+        return run("enterParallel", x, group, NDArray::stopGradient, g -> summed(g, group));
     }
 
     /**
@@ -68,11 +64,7 @@ public final class DifferentiableCollectives {
      * is the gradient of each rank's array.
      */
     public static NDArray leaveParallel(NDArray x, ProcessGroup group) {
-        String operator = "leaveParallel";
-        checkArguments(operator, x, group);
-        NDArray sum = NoGradient.get(() -> summed(x, group));
-        recorded(operator, x, sum, gradient -> gradient);
-        return sum;
+        return run("leaveParallel", x, group, own -> summed(own, group), g -> g);
     }
 
     /**
@@ -80,11 +72,7 @@ public final class DifferentiableCollectives {
      * computes its own loss from the sum.
      */
     public static NDArray allReduce(NDArray x, ProcessGroup group) {
-        String operator = "allReduce";
-        checkArguments(operator, x, group);
-        NDArray sum = NoGradient.get(() -> summed(x, group));
-        recorded(operator, x, sum, gradient -> summed(gradient, group));
-        return sum;
+        return run("allReduce", x, group, own -> summed(own, group), g -> summed(g, group));
     }
 
     /**
@@ -100,8 +88,7 @@ public final class DifferentiableCollectives {
         checkArguments(operator, x, group);
         int axis = axis(operator, x, dimension);
         NDArray whole = NoGradient.get(() -> gathered(x, axis, group));
-        recorded(operator, x, whole, gradient -> scattered(gradient, axis, group));
-        return whole;
+        return recorded(operator, x, whole, gradient -> scattered(gradient, axis, group));
     }
 
     /**
@@ -123,8 +110,7 @@ public final class DifferentiableCollectives {
                             operator, x.getShape(), dimension, group.worldSize(), group.name()));
         }
         NDArray part = NoGradient.get(() -> scattered(x, axis, group));
-        recorded(operator, x, part, gradient -> gathered(gradient, axis, group));
-        return part;
+        return recorded(operator, x, part, gradient -> gathered(gradient, axis, group));
     }
 
     /**
@@ -143,26 +129,33 @@ public final class DifferentiableCollectives {
         if (GradientScope.recording("cut", "x", x).isEmpty()) {
             return x;
         }
-        NDArray same = x.stopGradient();
-        recorded("cut", x, same, gradient -> gradient);
-        return same;
+        return recorded("cut", x, x.stopGradient(), gradient -> gradient);
     }
 
-    private interface Rule {
-        NDArray differentiate(NDArray gradient);
+    /** Checks the arguments, and runs an operator with a rule for its gradient. */
+    private static NDArray run(
+            String operator,
+            NDArray x,
+            ProcessGroup group,
+            UnaryOperator<NDArray> forward,
+            UnaryOperator<NDArray> rule) {
+        checkArguments(operator, x, group);
+        return recorded(operator, x, NoGradient.get(() -> forward.apply(x)), rule);
     }
 
-    private static void recorded(String operator, NDArray x, NDArray result, Rule rule) {
-        Optional<GradientScope> scope = GradientScope.recording(operator, "x", x);
-        scope.ifPresent(
-                recording ->
-                        recording.record(
-                                operator,
-                                List.of(x),
-                                List.of(),
-                                List.of(result),
-                                (inputs, kept, gradients) ->
-                                        List.of(rule.differentiate(gradients.get(0)))));
+    private static NDArray recorded(
+            String operator, NDArray x, NDArray result, UnaryOperator<NDArray> rule) {
+        GradientScope.recording(operator, "x", x)
+                .ifPresent(
+                        scope ->
+                                scope.record(
+                                        operator,
+                                        List.of(x),
+                                        List.of(),
+                                        List.of(result),
+                                        (inputs, kept, gradients) ->
+                                                List.of(rule.apply(gradients.get(0)))));
+        return result;
     }
 
     /**
@@ -199,53 +192,38 @@ public final class DifferentiableCollectives {
     }
 
     private static NDArray gathered(NDArray x, int axis, ProcessGroup group) {
-        return moved(
-                x,
-                axis,
-                (manager, rows) -> {
-                    long[] sizes = rows.getShape().getShape().clone();
-                    sizes[0] *= group.worldSize();
-                    NDArray whole = Torch.empty(manager, new Shape(sizes), Torch.scalarType(x));
-                    complete(group, whole, group.allGatherIntoTensor(whole, rows));
-                    return whole;
-                });
+        return moved(x, axis, group, true);
     }
 
     private static NDArray scattered(NDArray x, int axis, ProcessGroup group) {
-        return moved(
-                x,
-                axis,
-                (manager, rows) -> {
-                    long[] sizes = rows.getShape().getShape().clone();
-                    sizes[0] /= group.worldSize();
-                    NDArray part = Torch.empty(manager, new Shape(sizes), Torch.scalarType(x));
-                    complete(group, part, group.reduceScatterTensor(part, rows, ReduceOp.SUM));
-                    return part;
-                });
+        return moved(x, axis, group, false);
     }
 
-    private interface OnRows {
-        NDArray apply(NDManager manager, NDArray rows);
-    }
-
-    /**
-     * Moves an axis of an array to the front, runs an operation, and moves the axis of the result
-     * back.
-     */
-    private static NDArray moved(NDArray x, int axis, OnRows body) {
+    /** Gathers or reduce-scatters along an axis, which is the first one meanwhile. */
+    private static NDArray moved(NDArray x, int axis, ProcessGroup group, boolean gathers) {
         NDManager owner = x.getManager();
-        if (axis == 0) {
-            try (NDManager manager = owner.newSubManager(x.getDevice())) {
-                NDArray result = body.apply(manager, x);
-                result.attach(owner);
-                return result;
-            }
-        }
         try (NDManager manager = owner.newSubManager(x.getDevice())) {
-            NDArray swapped = x.swapAxes(0, axis);
-            swapped.attach(manager);
-            NDArray result = body.apply(manager, contiguous(swapped, manager));
-            return contiguous(result.swapAxes(0, axis), owner);
+            NDArray rows = x;
+            if (axis != 0) {
+                NDArray swapped = x.swapAxes(0, axis);
+                swapped.attach(manager);
+                rows = contiguous(swapped, manager);
+            }
+            long[] sizes = rows.getShape().getShape().clone();
+            int ranks = group.worldSize();
+            sizes[0] = gathers ? sizes[0] * ranks : sizes[0] / ranks;
+            NDArray result = Torch.empty(manager, new Shape(sizes), Torch.scalarType(x));
+            complete(
+                    group,
+                    result,
+                    gathers
+                            ? group.allGatherIntoTensor(result, rows)
+                            : group.reduceScatterTensor(result, rows, ReduceOp.SUM));
+            if (axis != 0) {
+                return contiguous(result.swapAxes(0, axis), owner);
+            }
+            result.attach(owner);
+            return result;
         }
     }
 

@@ -89,7 +89,7 @@ public final class GradientScope implements GradientCollector {
     private final KeptMemory memory = new KeptMemory();
     private boolean regather;
     private Thread opener; // null if the scope is used with within() only
-    private boolean gradMode; // of the opening thread, before it was opened
+    private boolean gradMode; // of the thread, before the scope was open on it
     private boolean closed;
 
     private GradientScope() {}
@@ -101,11 +101,13 @@ public final class GradientScope implements GradientCollector {
      * @throws IllegalStateException if one is open on this thread
      */
     public static GradientScope open() {
+        if (CURRENT.get() != null) {
+            throw new IllegalStateException(
+                    "a GradientScope is already open on this thread; close it first");
+        }
         GradientScope scope = new GradientScope();
         scope.enter();
         scope.opener = Thread.currentThread();
-        scope.gradMode = JniUtils.isGradMode();
-        JniUtils.setGradMode(true);
         return scope;
     }
 
@@ -132,32 +134,25 @@ public final class GradientScope implements GradientCollector {
             throw new IllegalStateException("within: this GradientScope is open already");
         }
         GradientScope outer = CURRENT.get();
-        CURRENT.set(this);
-        ProcessExit.beginUse();
-        memory.enter();
-        boolean before = JniUtils.isGradMode();
-        JniUtils.setGradMode(true);
+        enter();
         try {
             return body.get();
         } finally {
-            JniUtils.setGradMode(before);
-            memory.exit();
-            ProcessExit.endUse();
+            exit();
             CURRENT.set(outer);
         }
     }
 
     private void enter() {
-        if (CURRENT.get() != null) {
-            throw new IllegalStateException(
-                    "a GradientScope is already open on this thread; close it first");
-        }
         CURRENT.set(this);
         ProcessExit.beginUse();
         memory.enter();
+        gradMode = JniUtils.isGradMode();
+        JniUtils.setGradMode(true);
     }
 
     private void exit() {
+        JniUtils.setGradMode(gradMode);
         memory.exit();
         ProcessExit.endUse();
         CURRENT.remove();
@@ -412,7 +407,6 @@ public final class GradientScope implements GradientCollector {
         }
         if (opener != null) {
             checkCurrent("close");
-            JniUtils.setGradMode(gradMode);
             exit();
         }
         closed = true;

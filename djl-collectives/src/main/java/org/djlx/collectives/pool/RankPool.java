@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.pool;
 
+import java.time.Duration;
 import java.util.Arrays;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -18,6 +19,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.host.FailureText;
+import org.djlx.nativeops.host.LongCalls;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.NoGradient;
 import org.slf4j.Logger;
@@ -75,6 +77,7 @@ public final class RankPool<R, T> implements AutoCloseable {
     private static final int RESERVE_BYTES = 256 << 10;
     // Between attempts to fail the calls while the heap is used up.
     private static final long RETRY_NANOS = 50_000_000;
+    private static final Duration FOREVER = Duration.ofDays(3650);
 
     private final String name;
     private final int worldSize;
@@ -611,28 +614,16 @@ public final class RankPool<R, T> implements AutoCloseable {
                 }
             }
         }
-        interrupted |= awaitBreaking();
+        Thread last;
+        synchronized (this) {
+            last = breaking;
+        }
+        if (last != null) {
+            LongCalls.join(List.of(last), FOREVER); // It ends after all operations have failed.
+        }
         if (interrupted) {
             Thread.currentThread().interrupt();
         }
-    }
-
-    /** Waits for the thread that destroys the group; returns whether it was interrupted. */
-    private boolean awaitBreaking() {
-        Thread thread;
-        synchronized (this) {
-            thread = breaking;
-        }
-        boolean interrupted = false;
-        while (thread != null && thread.isAlive()) {
-            try {
-                thread.join();
-            } catch (InterruptedException e) {
-                interrupted =
-                        true; // Keep waiting: destroy() ends after all operations have failed.
-            }
-        }
-        return interrupted;
     }
 
     @Override

@@ -49,6 +49,7 @@ import org.slf4j.LoggerFactory;
  *       CollectiveException}. The handle stays usable, unless the server is PyTorch's.
  *   <li>When the server stops, current and later calls throw {@link CollectiveException}. The keys
  *       are lost; a server restarted on the same port is another store and needs a new handle.
+ *   <li>{@link #numKeys} also counts the counter of workers that have joined.
  *   <li>PyTorch's servers have queues from 2.8, with libuv only, and {@link #listKeys} from 2.10.
  *       An older one closes the connection.
  *   <li>The server accepts 16,384 connections (a handle uses one, and one per waiting thread),

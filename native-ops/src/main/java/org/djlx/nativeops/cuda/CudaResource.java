@@ -2,6 +2,7 @@
 package org.djlx.nativeops.cuda;
 
 import java.util.function.IntSupplier;
+import org.djlx.nativeops.host.Required;
 
 /**
  * A native object in a GPU's context. Retains the context until the object is closed. Closing is
@@ -14,9 +15,7 @@ abstract class CudaResource implements AutoCloseable {
 
     /** Retains the device's context. The constructor of a subclass then calls {@link #create}. */
     CudaResource(CudaDevice device) {
-        if (device == null) {
-            throw new IllegalArgumentException("the device is null");
-        }
+        Required.argument("the device", device);
         device.retain();
         this.device = device;
     }

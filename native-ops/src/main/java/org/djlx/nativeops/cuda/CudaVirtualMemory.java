@@ -15,6 +15,7 @@ import org.bytedeco.javacpp.SizeTPointer;
 import org.djlx.nativeops.host.Descriptor;
 import org.djlx.nativeops.host.DescriptorChannel;
 import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.Required;
 
 /**
  * GPU memory that is mapped for chosen GPUs only (CUDA's virtual memory management). Contents are
@@ -97,18 +98,14 @@ public final class CudaVirtualMemory implements AutoCloseable {
      */
     public static CudaVirtualMemory open(CudaDevice device, Descriptor descriptor, long byteSize) {
         CudaMemory.requirePositive(byteSize);
-        if (descriptor == null) {
-            throw new IllegalArgumentException("the descriptor is null");
-        }
+        Required.argument("the descriptor", descriptor);
         requireSupport(device);
         int number = descriptor.number();
         return map(device, List.of(), byteSize, () -> Mapping.open(device, number));
     }
 
     private static void requireSupport(CudaDevice device) {
-        if (device == null) {
-            throw new IllegalArgumentException("the device is null");
-        }
+        Required.argument("the device", device);
         if (!isSupported(device)) {
             throw new EngineException(
                     ("%s (%s) or its driver does not support sharing virtual memory by file"

@@ -41,9 +41,7 @@ public final class MappedFile implements AutoCloseable {
      * @throws IOException if the file cannot be opened or mapped
      */
     public static MappedFile open(Path path) throws IOException {
-        if (path == null) {
-            throw new IllegalArgumentException("the path is null");
-        }
+        Required.argument("the path", path);
         if (Files.exists(path) && !Files.isRegularFile(path)) {
             throw new IOException(path + " is not a regular file");
         }

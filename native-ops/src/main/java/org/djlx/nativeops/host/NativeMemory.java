@@ -47,9 +47,7 @@ public final class NativeMemory implements AutoCloseable {
                             "%d bytes at 0x%x are outside the address space", byteSize, address));
         }
         deviceType(device);
-        if (free == null) {
-            throw new IllegalArgumentException("free is null");
-        }
+        Required.argument("free", free);
         this.address = address;
         this.byteSize = byteSize;
         this.device = device;
@@ -165,9 +163,7 @@ public final class NativeMemory implements AutoCloseable {
 
     /** {@return libtorch's code of the type of a device: the CPU or a single GPU} */
     public static int deviceType(Device device) {
-        if (device == null) {
-            throw new IllegalArgumentException("the device is null");
-        }
+        Required.argument("the device", device);
         boolean cpu = Device.Type.CPU.equals(device.getDeviceType());
         boolean gpu = device.isGpu() && device.getDeviceId() >= 0;
         if (device instanceof Device.MultiDevice || !cpu && !gpu) {

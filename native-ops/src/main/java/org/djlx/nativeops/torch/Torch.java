@@ -17,6 +17,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
 import org.djlx.nativeops.host.CopyQueue;
 import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.host.Scratch;
 
 /**
@@ -177,9 +178,7 @@ public final class Torch {
 
     private static long viewAddress(
             NativeMemory memory, long offset, long[] sizes, long[] strides, ScalarType type) {
-        if (memory == null) {
-            throw new IllegalArgumentException("the memory is null");
-        }
+        Required.argument("the memory", memory);
         long span = Extents.byteSpan(sizes, strides, type.itemSize());
         if (offset < 0 || offset > memory.byteSize() || span > memory.byteSize() - offset) {
             throw new IllegalArgumentException(
@@ -204,9 +203,7 @@ public final class Torch {
     }
 
     static long[] sizes(Shape shape) {
-        if (shape == null) {
-            throw new IllegalArgumentException("the shape is null");
-        }
+        Required.argument("the shape", shape);
         long[] sizes = shape.getShape();
         Extents.requireSizes(sizes);
         return sizes;

@@ -10,6 +10,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeCalls;
 import org.djlx.nativeops.host.NativeMemory;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Checks arguments, because a wrong argument would crash the process in native code. Every failure
@@ -25,9 +26,7 @@ public final class TorchChecks {
     private TorchChecks() {}
 
     static PtNDArray array(NDArray array, String name) {
-        if (array == null) {
-            throw new IllegalArgumentException(name + " is null");
-        }
+        Required.argument(name, array);
         if (!(array instanceof PtNDArray)) {
             throw new IllegalArgumentException(
                     name + " is not an array of the PyTorch engine but " + array.getClass());
@@ -61,9 +60,7 @@ public final class TorchChecks {
     }
 
     static PtNDManager manager(NDManager manager) {
-        if (manager == null) {
-            throw new IllegalArgumentException("the manager is null");
-        }
+        Required.argument("the manager", manager);
         if (!(manager instanceof PtNDManager)) {
             throw new IllegalArgumentException(
                     "the manager is not one of the PyTorch engine but " + manager.getClass());
@@ -76,9 +73,7 @@ public final class TorchChecks {
     }
 
     static void type(ScalarType type) {
-        if (type == null) {
-            throw new IllegalArgumentException("the element type is null");
-        }
+        Required.argument("the element type", type);
     }
 
     /** As {@link NativeMemory#deviceType}, and checks that libtorch can use the device. */

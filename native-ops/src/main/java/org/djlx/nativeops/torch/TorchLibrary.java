@@ -12,6 +12,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.concurrent.Callable;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.host.Scratch;
 
 /**
@@ -83,9 +84,7 @@ public final class TorchLibrary {
      */
     public static void define(String schema, Kernel kernel) {
         TorchSchema parsed = TorchSchema.parse(schema);
-        if (kernel == null) {
-            throw new IllegalArgumentException("the kernel is null");
-        }
+        Required.argument("the kernel", kernel);
         NativeLibrary.LIBTORCH.ensureAvailability();
         BoxedKernel boxed = (stack, count, results) -> run(parsed, kernel, stack);
         Memory namespace = cString(parsed.namespace());

@@ -40,9 +40,7 @@ public final class StoreChecks {
 
     /** Requires a value; it may be empty. */
     public static void checkValue(byte[] value) {
-        if (value == null) {
-            throw new IllegalArgumentException("the value is null");
-        }
+        Required.argument("the value", value);
     }
 
     /** Returns a timeout; requires that it is zero or positive. */
