@@ -109,8 +109,8 @@ MODELS = {
         attention_multiplier=0.4, tie_word_embeddings=True, rope_parameters=DEFAULT,
         head_dim=None), [40]),
     "olmo3": ("olmo3", dict(
-        num_hidden_layers=4, sliding_window=16, attention_bias=True, rope_parameters=DEFAULT,
-        head_dim=None), [40]),
+        num_hidden_layers=4, sliding_window=16, attention_bias=True, head_dim=None,
+        rope_parameters={"sliding_attention": DEFAULT, "full_attention": DEFAULT}), [40]),
     "seed-oss": ("seed_oss", dict(
         attention_bias=True, attention_out_bias=True, mlp_bias=True, rope_parameters=DEFAULT),
         [40]),

@@ -19,7 +19,9 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Consumer;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
@@ -52,7 +54,7 @@ class ModelWeightsTest {
 
     private void checkMemory(int maxRanks) throws IOException {
         ModelConfig read = ModelConfig.read(directory);
-        try (Safetensors files = Safetensors.open(directory)) {
+        try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             WeightMap.check(read, files);
             for (int ranks = 1; ranks <= maxRanks; ranks *= 2) {
                 boolean inPlace = ranks != 2;

@@ -24,8 +24,10 @@ import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
@@ -83,7 +85,7 @@ class WeightsInPlaceTest {
             throws Exception {
         int[] all = IntStream.range(0, prompt + STEPS).map(i -> (37 * i + 11) % 90).toArray();
         List<ProcessGroup> groups = ProcessGroups.local(ranks);
-        try (Safetensors files = Safetensors.open(directory)) {
+        try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             return ProcessGroups.run(
                             groups,
                             group -> {
