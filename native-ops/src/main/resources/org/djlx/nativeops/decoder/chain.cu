@@ -19,6 +19,7 @@
 // Compiled with
 //   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, 8 or 4 (weights.cuh)
+//   ZERO_GROUP   with 4 bits (int4.cuh)
 // and at most 72 registers, so that a block of decode_attention_late fits on an SM beside one of this kernel. ptxas may use all
 // of them: check -Xptxas -v for spills after each change.
 #include "decoder/output.cuh"
@@ -52,7 +53,7 @@ __device__ __forceinline__ void grid_barrier(u32* arrivals, u32& phase) {
 
 struct Link {
   TensorMap weight;  // (width, depth), gated: (2 width, depth), gates then values; in words of 4 bytes; boxes of 8 rows of a segment
-  TensorMap groups;  // 4 bits: the scales of the weight's groups, boxes of 8 rows of a segment
+  TensorMap groups;  // 4 bits: the words of the weight's groups, boxes of 8 rows of a segment
   Bits* output;      // (batch, width), rows `stride` elements apart
   const Bits* x;     // (batch, depth)
   const float* scales;  // 8 bits: of the weight's rows
@@ -85,7 +86,7 @@ static_assert(CONSUMERS == SETS * SET_WARPS, "one more warp copies weights");
 const int SEGMENT = 1024;                        // bytes of a weight row in a stage: each warp of a set multiplies two loads
 const int LOAD_BYTES = 64;                       // of a weight row, by 4 lanes at once
 const int TILE_ROWS = 16;
-const int SCALES = SEGMENT / LOAD_BYTES;         // of a weight row in a stage, with 4 bits
+const int SCALES = SEGMENT / GROUP_BYTES;        // words of groups of a weight row in a stage, with 4 bits
 const int STAGE_BYTES = TILE_ROWS * (SEGMENT + (WEIGHT_BITS == 4 ? SCALES * 4 : 0));
 const int MAX_STAGES = 12;
 const int GROUP_TILES = 4;                       // tiles that a block multiplies at a time
@@ -246,19 +247,28 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
         u32 byte = own_byte + load * LOAD_BYTES;
         uint4 upper_bytes = *(const uint4*)(weights + row * SEGMENT + byte);
         uint4 lower_bytes = *(const uint4*)(weights + (row + 8) * SEGMENT + byte);
-        float of_group[4] = {};  // before they are scaled, with 4 bits
+        float of_group[4];  // before they are scaled, with 4 bits
         float(&part)[4] = WEIGHT_BITS == 4 ? of_group : sums[t];
+        auto group_word = [&](int i, int half) {
+          return ((const u32*)(weights + TILE_ROWS * SEGMENT))[(row + half * 8) * SCALES + (warp * 2 + load) * (LOAD_BYTES / GROUP_BYTES) + i / GROUP_PARTS];
+        };
+        u32 offsets[2] = {};
 #pragma unroll
         for (int i = 0; i < X_PACKS; i++) {
+          if (WEIGHT_BITS == 4 && i % GROUP_PARTS == 0) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) offsets[half] = offsets_of(ZERO_GROUP ? group_word(i, half) : 0);
+#pragma unroll
+            for (int e = 0; e < 4; e++) of_group[e] = 0;
+          }
           uint4 right = is_row ? *(const uint4*)(x + element_of(byte, i) * sizeof(Bits)) : zeros();
-          uint4 upper = weights_of(upper_bytes, i), lower = weights_of(lower_bytes, i);
+          uint4 upper = weights_of(upper_bytes, i, offsets[0]), lower = weights_of(lower_bytes, i, offsets[1]);
           mma(part, upper.x, lower.x, upper.y, lower.y, right.x, right.y);
           mma(part, upper.z, lower.z, upper.w, lower.w, right.z, right.w);
-        }
-        if (WEIGHT_BITS != 4) continue;
-        const float* scales = (const float*)(weights + TILE_ROWS * SEGMENT) + warp * 2 + load;
+          if (WEIGHT_BITS != 4 || (i + 1) % GROUP_PARTS != 0) continue;
 #pragma unroll
-        for (int e = 0; e < 4; e++) sums[t][e] += part[e] * scales[(row + (e < 2 ? 0 : 8)) * SCALES];
+          for (int e = 0; e < 4; e++) sums[t][e] += part[e] * group_scale(group_word(i, e / 2));
+        }
       }
       __syncwarp();
       if (lane == 0) shared.emptied[of.index].arrive();

@@ -4,7 +4,7 @@
 // 16 bytes of a weight row, and the X_PACKS packs of x for them (weights.cuh). mma takes them for other values of k; as the order
 // is the same in both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds
 // loads in flight, and threads synchronise only for the sums. Weights of 8 bits are scaled in the sum, of 4 bits in the sum of a
-// group, which is one load of four lanes.
+// group, which is one load of four lanes or a part of it.
 //
 // Blocks: the warps of a block divide k; their sums are added in warp order.
 //   one x tile     a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums
@@ -22,6 +22,7 @@
 //   ROWS          8, 16, 32 or 64: the largest number of rows
 //   SHARED_BYTES  shared memory that a block may use
 //   WEIGHT_BITS   16, 8 or 4 (weights.cuh)
+//   ZERO_GROUP    with 4 bits (int4.cuh)
 #include "decoder/output.cuh"
 
 #ifndef ROWS
@@ -37,7 +38,7 @@ struct Matmul {
   Bits* output;        // (batch, width), rows `stride` elements apart
   const Bits* x;       // (batch, depth)
   const char* weight;  // (width, depth); gated: (2 width, depth), gates then values
-  const float* scales; // of the weight: (rows) or (rows, groups); not read with 16 bits
+  const float* scales; // of the weight: (rows), or words of groups (rows, groups); not read with 16 bits
   const Bits* bias;    // (width); gated: (2 width); may be null
   u64 batch;
   u64 width;
@@ -49,6 +50,7 @@ struct Matmul {
 const int MATMUL_WARPS = 8;
 const int TURN_LOADS = 2 * MATMUL_WARPS;  // warps alternate in k after two loads each, a cache line of L2
 const int LOAD_BYTES = 64;                // of a weight row, by 4 lanes
+static_assert(LOAD_BYTES == SET_BYTES, "with 4 bits a load is a set");
 
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
@@ -104,8 +106,9 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
       copy_pack_async<true>(to + WARP * 16, from + to_lower, is_lower);
       from += to_next;
       if (WEIGHT_BITS == 4) {
-        u32 groups = bytes / LOAD_BYTES;
-        const float* scale = args.scales + (u64)c * groups + byte / LOAD_BYTES;
+        // Lane i of four has the word of the group of pack i.
+        u32 groups = bytes / GROUP_BYTES;
+        const float* scale = args.scales + (u64)c * groups + byte / GROUP_BYTES;
         to = scale_address + (stage + SCALES) * 16 + weight_tile * WARP * 8;
         copy_word_async(to, scale, is_upper);
         copy_word_async(to + 4, scale + (u64)to_lower_row * groups, is_lower);
@@ -180,11 +183,20 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 #pragma unroll
       for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++) {
         uint4 upper_bytes = from[weight_tile * 2 * WARP], lower_bytes = from[(weight_tile * 2 + 1) * WARP];
-        float of_group[X_TILES][4] = {};  // before they are scaled, with 4 bits
+        float of_group[X_TILES][4];  // before they are scaled, with 4 bits
         float(&part)[X_TILES][4] = WEIGHT_BITS == 4 ? of_group : sums[weight_tile];
+        uint2 own = {}, words = {};  // of groups
+        if (WEIGHT_BITS == 4) own = words = ((const uint2*)(from - lane + SCALES))[weight_tile * WARP + lane];
 #pragma unroll
         for (int i = 0; i < X_PACKS; i++) {
-          uint4 upper = weights_of(upper_bytes, i), lower = weights_of(lower_bytes, i);
+          if (WEIGHT_BITS == 4 && i % GROUP_PARTS == 0) {
+            if (GROUP < SET) words = make_uint2(__shfl_sync(~0u, own.x, lane / 4 * 4 + i), __shfl_sync(~0u, own.y, lane / 4 * 4 + i));
+#pragma unroll
+            for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) of_group[x_tile][e] = 0;
+          }
+          uint4 upper = weights_of(upper_bytes, i, offsets_of(words.x)), lower = weights_of(lower_bytes, i, offsets_of(words.y));
 #pragma unroll
           for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
             mma(part[x_tile], upper.x, lower.x, upper.y, lower.y, right[x_tile][i].x, right[x_tile][i].y);
@@ -193,13 +205,13 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
           for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
             mma(part[x_tile], upper.z, lower.z, upper.w, lower.w, right[x_tile][i].z, right[x_tile][i].w);
           }
+          if (WEIGHT_BITS != 4 || (i + 1) % GROUP_PARTS != 0) continue;
+          float upper_scale = group_scale(words.x), lower_scale = group_scale(words.y);
+#pragma unroll
+          for (int x_tile = 0; x_tile < X_TILES; x_tile++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[weight_tile][x_tile][e] += part[x_tile][e] * (e < 2 ? upper_scale : lower_scale);
         }
-        if (WEIGHT_BITS != 4) continue;
-        float2 scales = ((const float2*)(from - lane + SCALES))[weight_tile * WARP + lane];
-#pragma unroll
-        for (int x_tile = 0; x_tile < X_TILES; x_tile++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) sums[weight_tile][x_tile][e] += part[x_tile][e] * (e < 2 ? scales.x : scales.y);
       }
       // The stage has been read: refill it.
       if (has_next()) {

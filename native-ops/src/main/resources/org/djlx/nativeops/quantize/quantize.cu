@@ -1,16 +1,20 @@
-// Conversions between 16-bit elements and the weights of 8 and 4 bits that decoder/weights.cuh describes.
+// Conversions between 16-bit elements and the weights of 8 and 4 bits that decoder/weights.cuh and int4.cuh describe.
 //
 //   quantize_fp8        rows of weights, or of activations, to e4m3 with a scale for each row
 //   activate_fp8        silu(gates) * values, rounded to 16 bits, then as quantize_fp8
 //   norm_fp8            RMSNorm of a residual plus addend, rounded to 16 bits, then as quantize_fp8
-//   quantize_int4       rows of weights to groups of 4 bits with a scale for each group
+//   quantize_int4       rows of weights to groups of 128 numbers of 4 bits, with a scale for each group
 //   dequantize_int4     back to 16 bits
+//   pack_int4           blocks of numbers with zeros
 //
 // A number is rounded to the nearest, ties to even. If a number is NaN or infinite, so is its scale.
 // Synchronisation: none between blocks. Kernels of activations wait for the primary kernel.
+//
+// Compiled with
+//   ZERO_GROUP  of dequantize_int4 and pack_int4
 #include "block_sum.cuh"
 #include "e4m3.cuh"
-#include "element.cuh"
+#include "int4.cuh"
 #include "rms_norm.cuh"
 #include "silu.cuh"
 
@@ -19,7 +23,8 @@
 const int ROW_THREADS = 512;    // the most threads of a row that becomes e4m3
 static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps of both");
 const int GROUP_THREADS = 256;  // of a block of groups
-const int GROUP = 128;
+const int BLOCK = 32;           // numbers of a block with a scale and a zero
+const int BLOCK_WORDS = 5;
 
 // `rows` rows of `depth` elements, a multiple of 8.
 struct Quantized {
@@ -132,21 +137,22 @@ __device__ __forceinline__ void norm_fp8(const Normed& args) {
   round_row<T>(row, packs, most, args.quantized, args.scales);
 }
 
-// One warp per group; a lane has elements 2 lane and 2 lane + 1 of both halves.
+// One warp per set, a group; a lane has the numbers of two adjacent bytes.
 template <typename T>
 __device__ __forceinline__ void quantize_int4(const Quantized& args) {
   u32 lane = threadIdx.x % WARP;
-  u64 groups = (args.depth + GROUP - 1) / GROUP, group = (u64)blockIdx.x * (GROUP_THREADS / WARP) + threadIdx.x / WARP;
+  u64 groups = (args.depth + SET - 1) / SET, group = (u64)blockIdx.x * (GROUP_THREADS / WARP) + threadIdx.x / WARP;
   if (group >= args.rows * groups) return;
-  u64 row = group / groups, first = group % groups * GROUP;
+  u64 row = group / groups, first = group % groups * SET;
+  u32 own = lane % 8 / 4 * 32 + lane / 8 * 8 + lane % 4 * 2;
   const typename T::Bits* from = (const typename T::Bits*)args.elements + row * args.depth + first;
   float x[4];
   u64 most = 0;  // magnitude, then the first position with it, then the sign
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    u32 k = lane * 2 + i % 2 + i / 2 * (GROUP / 2);
+    u32 k = own + i % 2 + i / 2 * (SET / 2);
     x[i] = first + k < args.depth ? T::load(from[k]) : 0;
-    most = max(most, (u64)magnitude_bits(x[i]) << 8 | (GROUP - 1 - k) << 1 | (x[i] < 0));
+    most = max(most, (u64)magnitude_bits(x[i]) << 8 | (SET - 1 - k) << 1 | (x[i] < 0));
   }
   for (int distance = WARP / 2; distance > 0; distance /= 2) most = max(most, __shfl_xor_sync(~0u, most, distance));
   float scale = __uint_as_float((u32)(most >> 8) | (u32)most << 31) / -8;  // the largest is -8, which has no opposite
@@ -154,7 +160,7 @@ __device__ __forceinline__ void quantize_int4(const Quantized& args) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float quotient = x[i] / scale;
-    q[i] = min(fabsf(quotient) < GROUP ? __float2int_rn(quotient) : 0, 7) + 8;
+    q[i] = min(fabsf(quotient) < SET ? __float2int_rn(quotient) : 0, 7) + 8;
   }
   ((u16*)args.quantized)[group * WARP + lane] = q[0] | q[2] << 4 | q[1] << 8 | q[3] << 12;
   if (lane == 0) args.scales[group] = scale;
@@ -163,20 +169,41 @@ __device__ __forceinline__ void quantize_int4(const Quantized& args) {
 // One thread per pack of elements.
 template <typename T>
 __device__ __forceinline__ void dequantize_int4(const Quantized& args) {
-  u64 packs = args.depth / Pack<T>::COUNT, groups = (args.depth + GROUP - 1) / GROUP;
+  u64 packs = args.depth / Pack<T>::COUNT, sets = (args.depth + SET - 1) / SET;
   u64 i = (u64)blockIdx.x * GROUP_THREADS + threadIdx.x;
   if (i >= args.rows * packs) return;
-  u32 k = i % packs * Pack<T>::COUNT;
-  u64 group = i / packs * groups + k / GROUP;
-  const unsigned char* bytes = (const unsigned char*)args.quantized + group * (GROUP / 2) + k % (GROUP / 2);
-  float scale = args.scales[group];
+  u32 k = i % packs * Pack<T>::COUNT, in_set = k % SET;
+  u64 set = i / packs * sets + k / SET;
+  const unsigned char* bytes = (const unsigned char*)args.quantized + set * SET_BYTES + in_set % 32 / 8 * 16 + in_set / 32 % 2 * 8;
+  u32 word = __float_as_uint(args.scales[set * (SET / GROUP) + in_set / GROUP]);
+  float scale = group_scale(word);
   Pack<T> pack;
 #pragma unroll
   for (int e = 0; e < Pack<T>::COUNT; e++) {
-    u32 q = k % GROUP < GROUP / 2 ? bytes[e] & 15 : bytes[e] >> 4;
-    pack.elements[e] = T::store(((int)q - 8) * scale);
+    u32 number = in_set < SET / 2 ? bytes[e] & 15 : bytes[e] >> 4;
+    pack.elements[e] = T::store(((int)number - (int)group_zero(word)) * scale);
   }
   ((uint4*)args.elements)[i] = pack.vector;
+}
+
+// One thread per word of numbers. `elements`: rows of blocks of BLOCK_WORDS words each: scale and zero in float16, then 16 bytes; byte
+// i has number i of the block in its lower half, and number i + 16 in its upper half.
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS) pack_int4(const __grid_constant__ Quantized args) {
+  const int WORDS = SET_BYTES / 4;
+  u64 sets = (args.depth + SET - 1) / SET, blocks = args.depth / BLOCK, i = (u64)blockIdx.x * GROUP_THREADS + threadIdx.x;
+  if (i >= args.rows * sets * WORDS) return;
+  u64 set = i / WORDS;
+  u32 word = i % WORDS, first = word / 4 * 8 + word % 2 * 4;  // first: of the word's lower numbers, in their block
+  u32 first_block = set % sets * (SET / BLOCK);
+  const u32* row = (const u32*)args.elements + set / sets * blocks * BLOCK_WORDS;
+  auto word_of = [&](u32 block, u32 index) { return block < blocks ? row[(u64)block * BLOCK_WORDS + index] : 0; };
+  auto numbers_of = [&](u32 block) { return word_of(block, 1 + first % 16 / 4) >> first / 16 * 4 & 0x0f0f0f0f; };
+  u32 lower = first_block + word % 4 / 2;
+  ((u32*)args.quantized)[i] = numbers_of(lower) | numbers_of(lower + 2) << 4;
+  if (word >= SET / GROUP) return;
+  u32 both = word_of(first_block + word * GROUP_PARTS, 0);
+  u32 zero = (u32)Float16::load(both >> 16);
+  ((u32*)args.scales)[set * (SET / GROUP) + word] = __float_as_uint(Float16::load((u16)both)) | (zero ^ 8);
 }
 
 #define KERNEL(name, threads, type, of, ...)                                                                        \

@@ -111,6 +111,11 @@ class KernelArchitectureTest {
         Set<String> fp8Cache = new TreeSet<>(expected(bfloat16).get(DECODER_SOURCE));
         fp8Cache.remove("decode_attention_late");
         assertEquals(fp8Cache, kernels(compiler, architecture, DECODER_SOURCE, "-DCACHE_BITS=8"));
+        Set<String> eightRows = bfloat16 ? matmuls(8) : Set.of();
+        for (int group = 32; group <= 128; group *= 2) {
+            String[] options = {"-DWEIGHT_BITS=4", "-DZERO_GROUP=" + group};
+            assertEquals(eightRows, kernels(compiler, architecture, MATMUL, options));
+        }
         for (int bits : new int[] {16, 8, 4}) {
             for (int rows = 8; rows <= (bits == 16 ? 64 : 32); rows *= 2) {
                 assertEquals(
@@ -173,9 +178,12 @@ class KernelArchitectureTest {
                         "norm_fp8",
                         "quantize_int4",
                         "dequantize_int4");
-        sources.put(
-                "quantize/quantize.cu",
-                bfloat16 ? names(quantizing, types.subList(1, types.size())) : Set.of());
+        Set<String> quantizers = new TreeSet<>();
+        if (bfloat16) {
+            quantizers.addAll(names(quantizing, types.subList(1, types.size())));
+            quantizers.add("pack_int4");
+        }
+        sources.put("quantize/quantize.cu", quantizers);
         sources.put(
                 "signals/signals.cu",
                 Set.of("enter", "exchange", "meet", "signal_peer", "wait_signals"));

@@ -131,15 +131,15 @@ class KernelConstantsTest {
                     gathered/gathered.cu | -DRANKS=2 | Launch | GATHERED_THREADS
                     reduce/reduce.cu | -DRANKS=2 | | REDUCE_THREADS
                     optimizer/optimizer.cu | -DRANKS=2 | | OPTIMIZER_THREADS
-                    quantize/quantize.cu | -DRANKS=2 | Quantized Normed | GROUP ROW_THREADS NORM_THREADS GROUP_THREADS WARP
+                    quantize/quantize.cu | -DZERO_GROUP=32 | Quantized Normed | SET SET_BYTES ROW_THREADS NORM_THREADS GROUP_THREADS WARP
                     all_reduce_rms_norm/all_reduce_rms_norm.cu | -DRANKS=2 | Rows Launch | NORM_THREADS WARP
                     all_to_all_vdev/all_to_all_vdev.cu | -DRANKS=2 | VdevLaunch Status | MAX_SPLITS VDEV_THREADS VDEV_STAGES
                     transformer_block/transformer_block.cu | -DRANKS=2 | Norm NormGradient WeightGradient Gate GateGradient Columns Heads Rotation | MAX_THREADS PART_WARPS WARP
                     decoder/decoder.cu | -DTYPE=Bfloat16 -DHEAD_SIZE=128 -DGROUP_SIZE=4 -DBLOCK_TOKENS=16 | Embedding Rotation Gathering HeadNorms Activation Attention | ATTENTION_WARPS CHUNK SAMPLED
                     decoder/matmul.cu | -DTYPE=Bfloat16 -DSHARED_BYTES=232448 | Matmul | MATMUL_WARPS WARP
-                    decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=16 | Link Chain | STAGE_BYTES X_BYTES X_PAD
-                    decoder/chain.cu | -DTYPE=Float16 -DWEIGHT_BITS=8 | Link Chain | STAGE_BYTES X_BYTES X_PAD
-                    decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=4 | Link Chain | MAX_LINKS CONSUMERS SEGMENT SCALES STAGE_BYTES MAX_STAGES SUM_BYTES X_BYTES X_PAD WARP
+                    decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=16 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
+                    decoder/chain.cu | -DTYPE=Float16 -DWEIGHT_BITS=8 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
+                    decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=4 -DZERO_GROUP=64 | Link Chain | MAX_LINKS CONSUMERS SEGMENT SCALES STAGE_BYTES MAX_STAGES SUM_BYTES X_BYTES X_PAD WARP
                     decoder/sampling.cu | -DTYPE=Bfloat16 | Top Logits Edit Most SamplingParameters Sampling | TOP_BLOCKS MAX_TOP_LOGPROBS TOP_THREADS SAMPLE_THREADS SAMPLE_CLUSTER CLUSTER_THREADS
                     fused_matmul/fused_matmul.cu | -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0 -DGATED=0 | Launch | SHARED_BYTES STAGES RING TILE_M HALF_M STEP_BYTES PUSH_BYTES FUSED_THREADS MAX_RIGHTS
                     fused_matmul/fused_matmul.cu | -DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0 -DGATED=1 | Launch | SHARED_BYTES STAGES RING OUT_N

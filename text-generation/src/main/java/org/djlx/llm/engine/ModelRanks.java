@@ -23,6 +23,7 @@ import org.djlx.llm.ops.KvCache;
 import org.djlx.llm.ops.ModelKernels;
 import org.djlx.llm.ops.ModelWeights;
 import org.djlx.llm.ops.TransformerModel;
+import org.djlx.llm.ops.WeightFormat;
 import org.djlx.llm.sampling.Sampler;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -55,6 +56,9 @@ record ModelRanks(
                 throw new IllegalArgumentException(directory + ": " + e.getMessage(), e);
             }
             long weightBytes = WeightMap.byteSize(config, ranks);
+            WeightFormat format =
+                    WeightFormat.of(
+                            config, settings.device(), ranks, settings.quantization(), files);
             String memory =
                     String.format(
                             "%.1f MB of weights on each of %s%s",
@@ -64,7 +68,7 @@ record ModelRanks(
                                     ? ", before they become " + settings.quantization()
                                     : !(files instanceof BlockFiles)
                                             ? ""
-                                            : settings.device().isGpu()
+                                            : settings.device().isGpu() && format.group() == 0
                                                     ? ", dequantised from blocks"
                                                     : ", less where they stay in blocks");
             if (!settings.isFollower()) {
@@ -82,7 +86,8 @@ record ModelRanks(
             AtomicInteger cacheBlocks = new AtomicInteger();
             ProcessGroups.RankBody<RankWorker<StepRequest, List<Sampler.SampledToken>>> maker =
                     group -> {
-                        TransformerModel model = model(config, settings, group, files, inPlace);
+                        TransformerModel model =
+                                model(config, settings, group, format, files, inPlace);
                         cacheBlocks.set(model.cacheSlots() / KvCache.BLOCK_TOKENS);
                         if (group.rank() == 0) {
                             samplesOnDevice.set(model.hasDecoder());
@@ -92,11 +97,7 @@ record ModelRanks(
             RankPool<StepRequest, List<Sampler.SampledToken>> pool;
             Optional<ModelKernels.Compilations> compiling =
                     ModelKernels.compile(
-                            config,
-                            settings.device(),
-                            ranks,
-                            settings.quantization(),
-                            settings.batchInvariant());
+                            config, settings.device(), ranks, format, settings.batchInvariant());
             try {
                 pool =
                         settings.group() == null
@@ -136,6 +137,7 @@ record ModelRanks(
             ModelConfig config,
             GeneratorSettings settings,
             ProcessGroup group,
+            WeightFormat format,
             TensorFiles files,
             boolean inPlace) {
         int ranks = group.worldSize();
@@ -147,7 +149,7 @@ record ModelRanks(
                         group.rank(),
                         ranks,
                         group.device(),
-                        settings.quantization(),
+                        format,
                         files,
                         inPlace,
                         bytes -> {

@@ -208,7 +208,7 @@ final class GgufWeights implements BlockFiles {
                 Arrays.stream(rows)
                         .map(row -> row < 0 ? 0 : first + entry.row(row) * stored.rowBytes())
                         .toArray();
-        return Optional.of(new Blocks(CpuKernels.GGML + type.code, addresses));
+        return Optional.of(new Blocks(CpuKernels.GGML + type.code, addresses, null));
     }
 
     private static long stride(Entry entry, int dimension) {

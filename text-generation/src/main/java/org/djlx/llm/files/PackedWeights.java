@@ -28,9 +28,9 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Files whose linear layers have packed 4-bit weights: {@link PackedFormat}. A layer's {@code
  * .qweight}, {@code .qzeros}, {@code .scales} and {@code .g_idx} appear as one {@code .weight} of
- * shape (outputs, inputs), which is dequantised in float32 when it is read. CPUs take its numbers,
- * scales and zeros as blocks of {@link CpuKernels#INT4_ZEROS}, if scales are in float16 and 32
- * adjacent inputs are of one group.
+ * shape (outputs, inputs), which is dequantised in float32 when it is read. Kernels take its
+ * numbers, scales and zeros as blocks of {@link CpuKernels#INT4_ZEROS}, if scales are in float16
+ * and 32 adjacent inputs are of one group.
  */
 final class PackedWeights extends DerivedFiles implements BlockFiles {
 
@@ -67,6 +67,28 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
             } else if (Stream.of(ZEROS, SCALES, GROUPS).noneMatch(name::endsWith)) {
                 specs.put(name, each);
             }
+        }
+    }
+
+    @Override
+    public int int4Group() {
+        int size = format.groupSize();
+        return files.specs().stream().allMatch(this::hasOwnGroups)
+                ? IntStream.of(128, 64, 32).filter(each -> size % each == 0).findFirst().orElse(0)
+                : 0;
+    }
+
+    /** Returns whether kernels take scales, and whether adjacent inputs are of one group. */
+    private boolean hasOwnGroups(TensorSpec spec) {
+        if (!spec.name().endsWith(GROUPS)) {
+            return !spec.name().endsWith(SCALES) || spec.type() == ScalarType.FLOAT16;
+        }
+        try (NDManager manager = NDManager.newBaseManager(Device.cpu());
+                NDArray array = Torch.empty(manager, spec.shape(), ScalarType.INT32)) {
+            files.read(spec.name(), 0, 0, spec.shape().get(0), array);
+            int[] groups = array.toIntArray();
+            int size = format.groupSize() == 0 ? groups.length : format.groupSize();
+            return IntStream.range(0, groups.length).allMatch(i -> groups[i] == i / size);
         }
     }
 
@@ -330,7 +352,7 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
                                                     ? 0
                                                     : first + (long) i * rowInts * Integer.BYTES)
                             .toArray();
-            return new Blocks(CpuKernels.INT4_ZEROS, addresses);
+            return new Blocks(CpuKernels.INT4_ZEROS, addresses, stored);
         }
 
         private void put(int[] blocks, int at, int row, int set, ShortBuffer halves) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
+import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.Optional;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.nativeops.host.CpuKernels;
 
-/** Weight files with matrices in quantized blocks, which CPU kernels multiply by. */
+/** Weight files with matrices in quantized blocks, which kernels multiply by. */
 public interface BlockFiles extends TensorFiles {
 
     /**
@@ -14,8 +15,18 @@ public interface BlockFiles extends TensorFiles {
      *
      * @param type the type of the blocks, as in {@link CpuKernels}
      * @param rows the address of the first block of each row; 0 for a row of zeros
+     * @param copy the blocks of all rows, if they are not stored as they are in the files; else
+     *     null
      */
-    record Blocks(int type, long[] rows) {}
+    record Blocks(int type, long[] rows, NDArray copy) {}
+
+    /**
+     * Returns the inputs of a group with one scale and one zero in all matrices that have blocks:
+     * 32, 64 or 128 if these are {@link CpuKernels#INT4_ZEROS}; otherwise 0.
+     */
+    default int int4Group() {
+        return 0;
+    }
 
     /**
      * Returns a range of columns of some rows of a matrix.

@@ -20,6 +20,7 @@ import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.TensorPart;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.model.WeightMap.Slice;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -104,6 +105,10 @@ final class Adapters implements AutoCloseable {
     }
 
     private static Adapter read(RankModel model, Path directory) {
+        Required.check(
+                !model.weights().format().isOfFiles(),
+                "on GPUs, adapters need weights in the model's type; merge the adapter into the"
+                        + " weights that the 4-bit model was made from");
         NDManager manager = NDManager.newBaseManager(model.group().device());
         try {
             LoraConfig lora = LoraConfig.read(directory);

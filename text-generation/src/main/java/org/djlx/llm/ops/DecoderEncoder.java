@@ -74,7 +74,14 @@ final class DecoderEncoder extends SequenceEncoder {
         try {
             weights =
                     ModelWeights.read(
-                            config, 0, 1, device, Quantization.NONE, files, false, bytes -> {});
+                            config,
+                            0,
+                            1,
+                            device,
+                            new WeightFormat(Quantization.NONE),
+                            files,
+                            false,
+                            bytes -> {});
             RotaryTables tables = new RotaryTables(config, manager, maxLength);
             KvCache none = new KvCache(config, 1, 0, device);
             RankModel model = new RankModel(config, group, weights, none, tables, new Adapters());

@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
+import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
@@ -139,8 +140,7 @@ final class DecoderKernels implements AutoCloseable {
      * The properties of a model for which the kernels are compiled.
      *
      * @param type float16 or bfloat16
-     * @param weightBits the bits of the weights of matmuls: 16, or 8 or 4 in the layout of {@link
-     *     QuantizeKernels}
+     * @param weights the weights of matmuls; if they are of files, some matmuls may have 16 bits
      * @param rows the largest number of rows of {@link #matmul} at a time: 8, 16, 32 or 64, up to
      *     {@value #MATMUL_ROWS} with weights of 16 bits and {@value #QUANTIZED_ROWS} with others
      * @param groupSize the query heads that share a key and value head
@@ -149,16 +149,18 @@ final class DecoderKernels implements AutoCloseable {
      */
     record Model(
             ScalarType type,
-            int weightBits,
+            WeightFormat weights,
             int rows,
             int headSize,
             int groupSize,
             int blockTokens,
             int cacheBits) {
 
-        /** Returns the size of a row of x divided by the size of a row of weights. */
-        private int xPacks() {
-            return 16 / weightBits;
+        /** Returns the formats of weights that {@link #matmul} multiplies by. */
+        private List<WeightFormat> formats() {
+            return weights.isOfFiles()
+                    ? List.of(weights, new WeightFormat(Quantization.NONE))
+                    : List.of(weights);
         }
     }
 
@@ -186,7 +188,7 @@ final class DecoderKernels implements AutoCloseable {
             wideMatmul =
                     wide == null
                             ? null
-                            : new WideMatmul(device, wide, model.type, model.weightBits);
+                            : new WideMatmul(device, wide, model.type, model.weights.bits());
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -201,11 +203,15 @@ final class DecoderKernels implements AutoCloseable {
             normHeads = module.kernel("norm_heads");
             top = modules.get(1).kernel("decode_top");
             sample = modules.get(1).kernel("decode_sample");
-            for (int[] matmul : MATMULS) {
-                if (matmul[0] <= model.rows) {
-                    int part = 2 + Integer.numberOfTrailingZeros(matmul[0] / PACK);
-                    addMatmul(modules.get(part), matmul[0], matmul[1], matmul[2]);
+            int first = 2;
+            for (WeightFormat format : model.formats()) {
+                for (int[] matmul : MATMULS) {
+                    int part = Integer.numberOfTrailingZeros(matmul[0] / PACK);
+                    if (matmul[0] <= model.rows) {
+                        addMatmul(modules.get(first + part), format.bits(), matmul);
+                    }
                 }
+                first += 1 + Integer.numberOfTrailingZeros(model.rows / PACK);
             }
         } catch (Throwable e) {
             close();
@@ -233,8 +239,8 @@ final class DecoderKernels implements AutoCloseable {
 
     /**
      * Returns the parts in the order of {@code modules}: embedding, attention and prefill kernels;
-     * sampling; matmuls of up to 8 rows, 16 rows and so on; on Hopper GPUs the chain of matmuls;
-     * there, the wide matmul if weights do not have 4 bits.
+     * sampling; for each format of weights matmuls of up to 8 rows, 16 rows and so on; on Hopper
+     * GPUs the chain of matmuls; there, the wide matmul if weights do not have 4 bits.
      */
     private static List<Part> parts(CudaDevice device, Model model) {
         String type = "-DTYPE=" + TYPES.get(model.type);
@@ -248,22 +254,30 @@ final class DecoderKernels implements AutoCloseable {
                         "-DBLOCK_TOKENS=" + model.blockTokens,
                         "-DCACHE_BITS=" + model.cacheBits));
         parts.add(new Part(SAMPLING_SOURCE, type));
-        for (int rows = PACK; rows <= model.rows; rows *= 2) {
-            parts.add(
-                    new Part(
-                            MATMUL_SOURCE,
-                            type,
-                            "-DROWS=" + rows,
-                            "-DWEIGHT_BITS=" + model.weightBits,
-                            "-DSHARED_BYTES=" + maxSharedBytes(device)));
+        for (WeightFormat format : model.formats()) {
+            for (int rows = PACK; rows <= model.rows; rows *= 2) {
+                parts.add(
+                        new Part(
+                                MATMUL_SOURCE,
+                                type,
+                                "-DROWS=" + rows,
+                                format.options()[0],
+                                format.options()[1],
+                                "-DSHARED_BYTES=" + maxSharedBytes(device)));
+            }
         }
         if (isHopper(device)) {
-            String bits = "-DWEIGHT_BITS=" + model.weightBits;
-            parts.add(new Part(MatmulChain.SOURCE, type, bits, MatmulChain.REGISTERS));
+            String[] weights = model.weights.options();
+            parts.add(
+                    new Part(
+                            MatmulChain.SOURCE,
+                            type,
+                            weights[0],
+                            weights[1],
+                            MatmulChain.REGISTERS));
         }
-        if (isHopper(device) && model.weightBits != 4) {
-            String bits = "-DWEIGHT_BITS=" + model.weightBits;
-            parts.add(new Part(WideMatmul.SOURCE, type, bits));
+        if (isHopper(device) && model.weights.bits() != 4) {
+            parts.add(new Part(WideMatmul.SOURCE, type, model.weights.options()[0]));
         }
         return parts;
     }
@@ -280,7 +294,7 @@ final class DecoderKernels implements AutoCloseable {
     MatmulChain chain(int hidden, int... depths) {
         return chainModule == null
                 ? null
-                : new MatmulChain(device, chainModule, model.weightBits, hidden, depths);
+                : new MatmulChain(device, chainModule, model.weights, hidden, depths);
     }
 
     /**
@@ -303,7 +317,17 @@ final class DecoderKernels implements AutoCloseable {
      * A variant of the matmul kernel. A thread block computes a group of tiles, or several groups.
      */
     private record Matmul(
-            CudaKernel kernel, int rows, int tiles, int sharedBytes, boolean isForGroups) {
+            CudaKernel kernel,
+            int bits,
+            int rows,
+            int tiles,
+            int sharedBytes,
+            boolean isForGroups) {
+
+        /** Returns the size of a row of x divided by the size of a row of weights. */
+        int xPacks() {
+            return 16 / bits;
+        }
 
         long groups(long all) {
             return ceilDiv(all, tiles);
@@ -322,22 +346,24 @@ final class DecoderKernels implements AutoCloseable {
      */
     private long cost(Matmul matmul, long tiles) {
         return ceilDiv(matmul.groups(tiles), multiprocessors)
-                * (TILE * matmul.tiles + matmul.rows * model.xPacks() / 2);
+                * (TILE * matmul.tiles + matmul.rows * matmul.xPacks() / 2);
     }
 
-    private void addMatmul(CudaModule module, int rows, int tiles, int maxStages) {
+    private void addMatmul(CudaModule module, int bits, int[] of) {
+        int rows = of[0];
+        int tiles = of[1];
         int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
         int xTiles = rows / PACK;
         boolean forGroups = xTiles == 1;
         int sums = forGroups ? tiles : 0;
-        int scales = model.weightBits == 4 ? (tiles + 1) / 2 : 0;
-        int stage = 2 * tiles + xTiles * model.xPacks() + scales;
-        int stages = Math.min(maxStages, (maxSharedBytes / pack - sums) / stage);
+        int scales = bits == 4 ? (tiles + 1) / 2 : 0;
+        int stage = 2 * tiles + xTiles * 16 / bits + scales;
+        int stages = Math.min(of[2], (maxSharedBytes / pack - sums) / stage);
         if (stages >= MIN_STAGES) {
             CudaKernel kernel = module.kernel("decode_matmul_" + rows + "_" + tiles);
             kernel.allowSharedMemory(maxSharedBytes);
             int sharedBytes = (stages * stage + sums) * pack;
-            matmuls.add(new Matmul(kernel, rows, tiles, sharedBytes, forGroups));
+            matmuls.add(new Matmul(kernel, bits, rows, tiles, sharedBytes, forGroups));
         }
     }
 
@@ -349,7 +375,7 @@ final class DecoderKernels implements AutoCloseable {
     static boolean isSupported(CudaDevice device, Model model, int... depths) {
         boolean packs = true;
         for (int depth : depths) {
-            packs &= depth % (model.weightBits == 8 ? PACK_BYTES : PACK) == 0;
+            packs &= depth % (model.weights.bits() == 8 ? PACK_BYTES : PACK) == 0;
         }
         return packs
                 && TYPES.containsKey(model.type)
@@ -393,7 +419,7 @@ final class DecoderKernels implements AutoCloseable {
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
             Matmul matmul =
                     matmuls.stream()
-                            .filter(m -> m.rows == maxRows)
+                            .filter(m -> m.rows == maxRows && m.bits == of.weight().bits())
                             .min(Comparator.comparingLong(m -> cost(m, tiles)))
                             .orElseThrow();
             arguments

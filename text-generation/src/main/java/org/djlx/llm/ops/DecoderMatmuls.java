@@ -116,7 +116,7 @@ final class DecoderMatmuls {
      */
     boolean isLarge(int rows) {
         // With INT4, reading the weights again for each 32 rows is faster than converting them.
-        Quantization quantization = weights.quantization();
+        Quantization quantization = weights.format().quantization();
         boolean neverLarge = batchInvariant || quantization == Quantization.INT4;
         return !neverLarge && rows > ModelKernels.matmulRows(quantization, false);
     }
@@ -138,7 +138,7 @@ final class DecoderMatmuls {
                 ? new QuantizeKernels.Matrix(
                         16, Torch.dataPointer(linear.weight()), 0, width, depth)
                 : new QuantizeKernels.Matrix(
-                        quantized.quantization().gpuBits(),
+                        quantized.format().bits(),
                         quantized.weights(),
                         quantized.scales(),
                         width,
@@ -181,9 +181,9 @@ final class DecoderMatmuls {
             return chained;
         }
 
-        /** Launches the matmuls since the last chain. No-op if the step is not chained. */
+        /** Launches the matmuls since the last chain. No-op if there are none. */
         void launchChain() {
-            if (chained) {
+            if (!links.isEmpty()) {
                 chain.launch(stream, rows, Torch.dataPointer(chainArrivals), links);
                 links.clear();
             }
@@ -232,6 +232,15 @@ final class DecoderMatmuls {
             return activated;
         }
 
+        /** Returns whether a matmul becomes a part of the next chain; if not, launches that. */
+        private boolean isChained(ModelWeights.Linear linear) {
+            if (chained && chain.isFor(matrix(linear, 0, 0))) {
+                return true;
+            }
+            launchChain();
+            return false;
+        }
+
         private void multiplyNormed(
                 boolean gated,
                 NDArray out,
@@ -242,7 +251,7 @@ final class DecoderMatmuls {
             MatmulChain.Norm chainNorm = null;
             NDArray x;
             NDArray oldSum = sum;
-            if (chained) {
+            if (isChained(linear)) {
                 x = partial;
                 chainNorm =
                         new MatmulChain.Norm(
@@ -284,7 +293,7 @@ final class DecoderMatmuls {
                             config.type(),
                             rows,
                             hidden);
-            if (weights.quantization() == Quantization.NONE || !large) {
+            if (weights.format().quantization() == Quantization.NONE || !large) {
                 gpu.norms().add(arrays, epsilon);
                 return norm;
             }
@@ -320,7 +329,7 @@ final class DecoderMatmuls {
                             matrix(linear, gated ? 2L * width : width, depth),
                             bias(linear),
                             chainNorm);
-            if (chained) {
+            if (isChained(linear)) {
                 links.add(link);
             } else {
                 kernels.matmul(stream, rows, link);

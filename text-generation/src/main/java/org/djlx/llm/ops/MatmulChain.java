@@ -48,7 +48,7 @@ final class MatmulChain {
     private static final int THREADS = (CONSTANTS.value("CONSUMERS") + 1) * CONSTANTS.value("WARP");
 
     private final CudaKernel kernel;
-    private final int bits; // of a weight
+    private final WeightFormat format;
     private final int blocks;
     private final int stageBytes;
     private final int segmentBytes; // of a row of a weight in a stage
@@ -101,10 +101,11 @@ final class MatmulChain {
      * {@code hidden} is the depth of matmuls that normalise their rows, {@code depths} of the
      * others.
      */
-    MatmulChain(CudaDevice device, CudaModule module, int bits, int hidden, int... depths) {
-        this.bits = bits;
+    MatmulChain(
+            CudaDevice device, CudaModule module, WeightFormat format, int hidden, int... depths) {
+        this.format = format;
         normDepth = hidden;
-        KernelConstants constants = new KernelConstants(SOURCE, "-DWEIGHT_BITS=" + bits);
+        KernelConstants constants = new KernelConstants(SOURCE, format.options());
         stageBytes = constants.value("STAGE_BYTES");
         segmentBytes = constants.value("SEGMENT");
         segmentScales = constants.value("SCALES");
@@ -115,9 +116,8 @@ final class MatmulChain {
         int deepest = Math.max(hidden, Arrays.stream(depths).max().orElse(0));
         maxSegments = segments(deepest);
         hasAlignedScales =
-                bits != 4
-                        || isAligned(hidden)
-                                && Arrays.stream(depths).allMatch(MatmulChain::isAligned);
+                format.bits() != 4
+                        || isAligned(hidden) && Arrays.stream(depths).allMatch(this::isAligned);
         blocks = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         kernel = module.kernel("decode_chain");
         kernel.allowSharedMemory(SHARED_BYTES);
@@ -125,12 +125,12 @@ final class MatmulChain {
     }
 
     /** Returns whether the 4-bit scales of a row have a size that TMA supports. */
-    private static boolean isAligned(int depth) {
-        return QuantizeKernels.rowScales(4, depth) * Float.BYTES % TensorMap.ALIGNMENT == 0;
+    private boolean isAligned(int depth) {
+        return format.rowScales(depth) * Float.BYTES % TensorMap.ALIGNMENT == 0;
     }
 
     private long rowBytes(long depth) {
-        return bits == 16 ? depth * Short.BYTES : QuantizeKernels.rowBytes(bits, depth);
+        return format.bits() == 16 ? depth * Short.BYTES : format.rowBytes(depth);
     }
 
     private int segments(int depth) {
@@ -142,9 +142,14 @@ final class MatmulChain {
         return Math.min(maxSegments, X_BUDGET / rows / segmentXBytes);
     }
 
+    /** Returns whether the chain multiplies by such weights. */
+    boolean isFor(QuantizeKernels.Matrix weight) {
+        return weight.bits() == format.bits();
+    }
+
     /** Returns whether a chain supports this number of rows, and is faster than single kernels. */
     boolean isFor(int rows) {
-        int maxRows = bits == 16 ? MAX_16_BIT_ROWS : MAX_QUANTIZED_ROWS;
+        int maxRows = format.bits() == 16 ? MAX_16_BIT_ROWS : MAX_QUANTIZED_ROWS;
         return rows <= maxRows && hasAlignedScales && segments(normDepth) <= window(rows);
     }
 
@@ -182,8 +187,8 @@ final class MatmulChain {
         QuantizeKernels.Matrix weight = link.weight;
         long rowBytes = rowBytes(weight.depth());
         putTensorMap(at, "weight", weight.elements(), rowBytes, weight.rows(), segmentBytes);
-        if (bits == 4) {
-            long scaleBytes = QuantizeKernels.rowScales(bits, weight.depth()) * Float.BYTES;
+        if (format.bits() == 4) {
+            long scaleBytes = format.rowScales(weight.depth()) * Float.BYTES;
             int boxBytes = segmentScales * Float.BYTES;
             putTensorMap(at, "groups", weight.scales(), scaleBytes, weight.rows(), boxBytes);
         }

@@ -61,10 +61,7 @@ public final class ModelKernels implements AutoCloseable {
     private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
 
     private ModelKernels(
-            ModelConfig config,
-            ProcessGroup group,
-            Quantization quantization,
-            boolean batchInvariant) {
+            ModelConfig config, ProcessGroup group, WeightFormat format, boolean batchInvariant) {
         this.config = config;
         this.group = group;
         int ranks = group.worldSize();
@@ -73,13 +70,12 @@ public final class ModelKernels implements AutoCloseable {
         currentStreams = new CurrentStreams(device);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         kernels =
-                new DecoderKernels(
-                        device, compiler, model(config, ranks, quantization, batchInvariant));
+                new DecoderKernels(device, compiler, model(config, ranks, format, batchInvariant));
         quantize =
-                quantization == Quantization.NONE
+                format.quantization() == Quantization.NONE
                         ? null
-                        : new QuantizeKernels(group.device(), config.type());
-        hasE4m3Prefill = quantization == Quantization.FP8;
+                        : new QuantizeKernels(group.device(), config.type(), format);
+        hasE4m3Prefill = format.quantization() == Quantization.FP8;
         manager = NDManager.newBaseManager(group.device());
         one = manager.create(1f);
         compute = new Compute(group.device(), ranks, manager);
@@ -87,11 +83,11 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     private static DecoderKernels.Model model(
-            ModelConfig config, int ranks, Quantization quantization, boolean batchInvariant) {
+            ModelConfig config, int ranks, WeightFormat format, boolean batchInvariant) {
         return new DecoderKernels.Model(
                 config.type(),
-                quantization.gpuBits(),
-                matmulRows(quantization, batchInvariant),
+                format,
+                matmulRows(format.quantization(), batchInvariant),
                 config.headSize(),
                 config.heads() / ranks / WeightMap.kvHeads(config, ranks),
                 KvCache.BLOCK_TOKENS,
@@ -144,21 +140,20 @@ public final class ModelKernels implements AutoCloseable {
             ModelConfig config,
             Device device,
             int ranks,
-            Quantization quantization,
+            WeightFormat format,
             boolean batchInvariant) {
         // A GPU that does not exist is reported when the group is created.
         if (!device.isGpu() || device.getDeviceId() >= CudaDevice.count()) {
             return Optional.empty();
         }
         CudaDevice gpu = CudaDevice.open(device);
-        if (!isSupported(config, gpu, ranks, quantization)) {
+        if (!isSupported(config, gpu, ranks, format)) {
             gpu.close();
             return Optional.empty();
         }
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         CompletableFuture<Void> own =
-                DecoderKernels.prepare(
-                        gpu, compiler, model(config, ranks, quantization, batchInvariant));
+                DecoderKernels.prepare(gpu, compiler, model(config, ranks, format, batchInvariant));
         CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
         return Optional.of(new Compilations(gpu, List.of(own, norms)));
     }
@@ -183,19 +178,16 @@ public final class ModelKernels implements AutoCloseable {
      *     or the KV cache is in fp8
      */
     static Optional<ModelKernels> create(
-            ModelConfig config,
-            ProcessGroup group,
-            Quantization quantization,
-            boolean batchInvariant) {
+            ModelConfig config, ProcessGroup group, WeightFormat format, boolean batchInvariant) {
         if (!group.device().isGpu() || config.type() == ScalarType.FLOAT32) {
             requireKernels(config, Quantization.NONE, false, true);
             return Optional.empty();
         }
-        if (!isPossibleOnAll(config, group, quantization)) {
-            requireKernels(config, quantization, false, false);
+        if (!isPossibleOnAll(config, group, format)) {
+            requireKernels(config, format.quantization(), false, false);
             return Optional.empty();
         }
-        return Optional.of(new ModelKernels(config, group, quantization, batchInvariant));
+        return Optional.of(new ModelKernels(config, group, format, batchInvariant));
     }
 
     /**
@@ -251,8 +243,8 @@ public final class ModelKernels implements AutoCloseable {
             requireKernels(
                     config,
                     quantization,
-                    isSupported(config, gpu, ranks, Quantization.NONE),
-                    isSupported(config, gpu, ranks, quantization));
+                    isSupported(config, gpu, ranks, new WeightFormat(Quantization.NONE)),
+                    isSupported(config, gpu, ranks, new WeightFormat(quantization)));
         }
     }
 
@@ -275,8 +267,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     private static boolean isPossibleOnAll(
-            ModelConfig config, ProcessGroup group, Quantization quantization) {
-        boolean own = isPossible(config, group, quantization);
+            ModelConfig config, ProcessGroup group, WeightFormat format) {
+        boolean own = isPossible(config, group, format);
         if (group.worldSize() == 1) { // It does without a communicator.
             return own;
         }
@@ -288,8 +280,7 @@ public final class ModelKernels implements AutoCloseable {
         }
     }
 
-    private static boolean isPossible(
-            ModelConfig config, ProcessGroup group, Quantization quantization) {
+    private static boolean isPossible(ModelConfig config, ProcessGroup group, WeightFormat format) {
         int ranks = group.worldSize();
         boolean fused =
                 ranks == 1
@@ -299,17 +290,27 @@ public final class ModelKernels implements AutoCloseable {
                                 config.hiddenSize(),
                                 group);
         try (CudaDevice device = CudaDevice.open(group.device())) {
-            return fused && isSupported(config, device, ranks, quantization);
+            return fused && isSupported(config, device, ranks, format);
+        }
+    }
+
+    /** Returns whether one GPU has kernels for a model; false for a GPU that does not exist. */
+    static boolean isPossible(ModelConfig config, Device gpu, WeightFormat format) {
+        if (gpu.getDeviceId() >= CudaDevice.count()) {
+            return false;
+        }
+        try (CudaDevice device = CudaDevice.open(gpu)) {
+            return isSupported(config, device, 1, format);
         }
     }
 
     private static boolean isSupported(
-            ModelConfig config, CudaDevice device, int ranks, Quantization quantization) {
+            ModelConfig config, CudaDevice device, int ranks, WeightFormat format) {
         return computes(config)
                 && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
                 && DecoderKernels.isSupported(
                         device,
-                        model(config, ranks, quantization, false),
+                        model(config, ranks, format, false),
                         config.hiddenSize(),
                         config.heads() / ranks * config.headSize(),
                         config.intermediateSize() / ranks);
@@ -380,7 +381,7 @@ public final class ModelKernels implements AutoCloseable {
         NDManager step = x.elements().getManager();
         long depth = weights.inputs();
         long width = weights.outputs();
-        if (weights.quantization() == Quantization.INT4) {
+        if (weights.format().quantization() == Quantization.INT4) {
             try (NDArray wide = Torch.empty(step, new Shape(width, depth), config.type());
                     NDArray transposed = wide.transpose()) {
                 quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.function.LongConsumer;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.torch.Torch;
 
@@ -24,7 +23,7 @@ import org.djlx.nativeops.torch.Torch;
  * @param memory owns all arrays
  */
 public record ModelWeights(
-        Quantization quantization,
+        WeightFormat format,
         NDArray embedding,
         List<Layer> layers,
         NDArray norm,
@@ -139,13 +138,12 @@ public record ModelWeights(
             int rank,
             int ranks,
             Device device,
-            Quantization quantization,
+            WeightFormat format,
             TensorFiles files,
             boolean inPlace,
             LongConsumer progress) {
         WeightReader reader =
-                new WeightReader(
-                        config, rank, ranks, device, quantization, files, inPlace, progress);
+                new WeightReader(config, rank, ranks, device, format, files, inPlace, progress);
         try {
             return reader.read();
         } catch (Throwable e) {

@@ -28,8 +28,8 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class QuantizeKernels implements AutoCloseable {
 
-    /** The elements of a group with 4 bits, which has a scale. */
-    static final int GROUP;
+    /** The numbers of a set with 4 bits. */
+    static final int SET;
 
     private static final KernelSource SOURCE =
             KernelSource.ofResource(NativeLibrary.class, "quantize/quantize.cu");
@@ -39,12 +39,14 @@ final class QuantizeKernels implements AutoCloseable {
     private static final int NORM_THREADS;
     private static final int GROUP_THREADS;
     private static final int WARP;
+    private static final int SET_WORDS;
     private static final Layout NORMED;
     private static final Layout QUANTIZED;
 
     static {
         KernelConstants constants = new KernelConstants(SOURCE);
-        GROUP = constants.value("GROUP");
+        SET = constants.value("SET");
+        SET_WORDS = constants.value("SET_BYTES") / Integer.BYTES;
         ROW_THREADS = constants.value("ROW_THREADS");
         NORM_THREADS = constants.value("NORM_THREADS");
         GROUP_THREADS = constants.value("GROUP_THREADS");
@@ -53,6 +55,7 @@ final class QuantizeKernels implements AutoCloseable {
         QUANTIZED = constants.struct("Quantized");
     }
 
+    private final Device gpu;
     private final CudaDevice device;
     private final CurrentStreams streams;
     private final CudaModule module;
@@ -60,13 +63,15 @@ final class QuantizeKernels implements AutoCloseable {
     private final CudaKernel activate;
     private final CudaKernel norm;
     private final CudaKernel dequantize;
+    private final CudaKernel pack;
     private final KernelArguments arguments = new KernelArguments();
 
-    /** For float16 or bfloat16. */
-    QuantizeKernels(Device gpu, ScalarType type) {
+    /** For float16 or bfloat16, and weights of 4 bits in a format. */
+    QuantizeKernels(Device gpu, ScalarType type, WeightFormat format) {
+        this.gpu = gpu;
         device = CudaDevice.open(gpu);
         streams = new CurrentStreams(device);
-        module = new KernelCompiler(KernelCache.user()).load(device, SOURCE);
+        module = new KernelCompiler(KernelCache.user()).load(device, SOURCE, format.options());
         quantize =
                 Map.of(
                         8,
@@ -76,6 +81,7 @@ final class QuantizeKernels implements AutoCloseable {
         activate = module.kernels("activate_fp8").get(type);
         norm = module.kernels("norm_fp8").get(type);
         dequantize = module.kernels("dequantize_int4").get(type);
+        pack = module.kernel("pack_int4");
         int most = device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK) - STATIC_BYTES;
         quantize.get(8).allowSharedMemory(most);
         activate.allowSharedMemory(most);
@@ -85,26 +91,20 @@ final class QuantizeKernels implements AutoCloseable {
     /**
      * A matrix, by address.
      *
-     * @param bits 8 for e4m3 with a scale for each row; 4 for groups of {@link #GROUP} with a scale
-     *     each; 16 for one that is not quantized
-     * @param scales float32, {@link #rowScales} for each row; not used with 16 bits
+     * @param bits 8 for e4m3 with a scale for each row; 4 for groups with a scale each; 16 for one
+     *     that is not quantized
+     * @param scales float32, {@link WeightFormat#rowScales} for each row; not used with 16 bits
      * @param depth the elements of a row, a multiple of 8
      */
     record Matrix(int bits, long elements, long scales, long rows, long depth) {}
 
+    Device gpu() {
+        return gpu;
+    }
+
     /** {@return new memory of the GPU, to be closed} */
     NativeMemory allocate(long byteSize) {
         return CudaMemory.allocate(device, byteSize);
-    }
-
-    /** {@return the bytes of the elements of a quantized row} */
-    static long rowBytes(int bits, long depth) {
-        return bits == 8 ? depth : rowScales(bits, depth) * GROUP / 2;
-    }
-
-    /** {@return the number of scales of a quantized row} */
-    static long rowScales(int bits, long depth) {
-        return bits == 8 ? 1 : (depth + GROUP - 1) / GROUP;
     }
 
     /** Quantizes rows at a contiguous address, aligned to 16 bytes. */
@@ -112,9 +112,17 @@ final class QuantizeKernels implements AutoCloseable {
         if (to.bits == 8) {
             launchRow(quantize.get(8), from, to);
         } else {
-            long warps = to.rows * rowScales(to.bits, to.depth);
-            launch(quantize.get(4), warps * WARP, from, to);
+            launch(quantize.get(4), to.rows * sets(to) * WARP, from, to);
         }
+    }
+
+    /** Packs rows of blocks of {@code CpuKernels.INT4_ZEROS} on this GPU. */
+    void pack(long blocks, Matrix to) {
+        launch(pack, to.rows * sets(to) * SET_WORDS, blocks, to);
+    }
+
+    private static long sets(Matrix of) {
+        return (of.depth + SET - 1) / SET;
     }
 
     /**

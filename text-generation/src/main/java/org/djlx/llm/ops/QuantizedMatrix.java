@@ -29,7 +29,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 record QuantizedMatrix(
         NativeMemory memory,
-        Quantization quantization,
+        WeightFormat format,
         long inputs,
         long outputs,
         List<Part> parts,
@@ -48,32 +48,25 @@ record QuantizedMatrix(
 
     /** Allocates a matrix of shape (outputs, inputs), to be filled by {@link #put}. */
     static QuantizedMatrix allocate(
-            Shape shape, Quantization quantization, Optional<QuantizeKernels> gpu) {
+            Shape shape, WeightFormat format, Optional<QuantizeKernels> gpu) {
         long outputs = shape.get(0);
         long inputs = shape.get(1);
         if (gpu.isEmpty()) {
-            int type = quantization == Quantization.INT8 ? CpuKernels.INT8 : CpuKernels.INT4;
-            return allocate(quantization, inputs, new int[] {type}, outputs);
+            boolean isInt8 = format.quantization() == Quantization.INT8;
+            int type = isInt8 ? CpuKernels.INT8 : CpuKernels.INT4;
+            return allocate(format, inputs, new int[] {type}, outputs);
         }
-        int bits = quantization.gpuBits();
-        long weightBytes = outputs * QuantizeKernels.rowBytes(bits, inputs);
+        long weightBytes = outputs * format.rowBytes(inputs);
         long firstScale = (weightBytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        long scales = outputs * QuantizeKernels.rowScales(bits, inputs);
+        long scales = outputs * format.rowScales(inputs);
         NativeMemory memory = gpu.get().allocate(firstScale + scales * Float.BYTES);
         long address = memory.address();
         return new QuantizedMatrix(
-                memory,
-                quantization,
-                inputs,
-                outputs,
-                List.of(),
-                address,
-                address + firstScale,
-                gpu);
+                memory, format, inputs, outputs, List.of(), address, address + firstScale, gpu);
     }
 
     private static QuantizedMatrix allocate(
-            Quantization quantization, long inputs, int[] types, long... outputs) {
+            WeightFormat format, long inputs, int[] types, long... outputs) {
         long[] offsets = new long[types.length + 1];
         for (int i = 0; i < types.length; i++) {
             long bytes = CpuKernels.djlx_cpu_quantized_bytes(types[i], outputs[i], inputs);
@@ -87,17 +80,24 @@ record QuantizedMatrix(
                         .toList();
         long sum = LongStream.of(outputs).sum();
         return new QuantizedMatrix(
-                memory, quantization, inputs, sum, parts, address, 0, Optional.empty());
+                memory, format, inputs, sum, parts, address, 0, Optional.empty());
     }
 
     /**
-     * Packs parts of a matrix for the CPU. Each part but the last has a multiple of {@link #PANEL}
-     * rows.
+     * Packs parts of a matrix for a GPU, or for the CPU: each part but the last has a multiple of
+     * {@link #PANEL} rows there.
      */
-    static QuantizedMatrix pack(long inputs, List<BlockFiles.Blocks> rows) {
+    static QuantizedMatrix pack(
+            WeightFormat format,
+            long inputs,
+            List<BlockFiles.Blocks> rows,
+            Optional<QuantizeKernels> gpu) {
+        if (gpu.isPresent()) {
+            return pack(format, inputs, rows, gpu.get());
+        }
         QuantizedMatrix matrix =
                 allocate(
-                        Quantization.NONE,
+                        format,
                         inputs,
                         rows.stream().mapToInt(BlockFiles.Blocks::type).toArray(),
                         rows.stream().mapToLong(each -> each.rows().length).toArray());
@@ -112,6 +112,21 @@ record QuantizedMatrix(
                         Torch.dataPointer(manager.create(rows.get(i).rows())),
                         part.weights);
             }
+        }
+        return matrix;
+    }
+
+    private static QuantizedMatrix pack(
+            WeightFormat format, long inputs, List<BlockFiles.Blocks> rows, QuantizeKernels gpu) {
+        long outputs = rows.stream().mapToLong(each -> each.rows().length).sum();
+        QuantizedMatrix matrix = allocate(new Shape(outputs, inputs), format, Optional.of(gpu));
+        long first = 0;
+        for (BlockFiles.Blocks each : rows) {
+            long end = first + each.rows().length;
+            try (NDArray copy = each.copy().toDevice(gpu.gpu(), true)) {
+                gpu.pack(Torch.dataPointer(copy), matrix.slice(first, end).onGpu());
+            }
+            first = end;
         }
         return matrix;
     }
@@ -138,20 +153,19 @@ record QuantizedMatrix(
     }
 
     QuantizeKernels.Matrix onGpu() {
-        return new QuantizeKernels.Matrix(quantization.gpuBits(), weights, scales, outputs, inputs);
+        return new QuantizeKernels.Matrix(format.bits(), weights, scales, outputs, inputs);
     }
 
     /** Returns outputs of a matrix on a GPU. */
     QuantizedMatrix slice(long from, long to) {
-        int bits = quantization.gpuBits();
         return new QuantizedMatrix(
                 memory,
-                quantization,
+                format,
                 inputs,
                 to - from,
                 List.of(),
-                weights + from * QuantizeKernels.rowBytes(bits, inputs),
-                scales + from * QuantizeKernels.rowScales(bits, inputs) * Float.BYTES,
+                weights + from * format.rowBytes(inputs),
+                scales + from * format.rowScales(inputs) * Float.BYTES,
                 gpu);
     }
 

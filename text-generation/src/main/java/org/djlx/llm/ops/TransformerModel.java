@@ -41,9 +41,7 @@ public abstract sealed class TransformerModel implements AutoCloseable
         NDManager manager = NDManager.newBaseManager(group.device());
         ModelKernels gpu = null;
         try {
-            gpu =
-                    ModelKernels.create(config, group, weights.quantization(), batchInvariant)
-                            .orElse(null);
+            gpu = ModelKernels.create(config, group, weights.format(), batchInvariant).orElse(null);
             RotaryTables tables = new RotaryTables(config, manager, maxLength);
             RankModel model = new RankModel(config, group, weights, cache, tables, new Adapters());
             return gpu == null

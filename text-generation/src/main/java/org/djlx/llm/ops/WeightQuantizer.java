@@ -9,7 +9,6 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.ObjLongConsumer;
 import org.djlx.llm.model.ModelConfig;
-import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.Torch;
 
@@ -17,19 +16,20 @@ import org.djlx.nativeops.torch.Torch;
 final class WeightQuantizer implements AutoCloseable {
 
     private final ModelConfig config;
-    private final Quantization quantization;
+    private final WeightFormat format;
     private final NDManager manager;
     private final Optional<QuantizeKernels> kernels; // on a GPU
     private final List<QuantizedMatrix> matrices = new ArrayList<>();
     private NativeMemory staging; // of rows to be quantized on a CPU; null at first
 
-    WeightQuantizer(ModelConfig config, Quantization quantization, NDManager manager) {
+    WeightQuantizer(ModelConfig config, WeightFormat format, NDManager manager) {
         this.config = config;
-        this.quantization = quantization;
+        this.format = format;
         this.manager = manager;
         kernels =
                 manager.getDevice().isGpu()
-                        ? Optional.of(new QuantizeKernels(manager.getDevice(), config.type()))
+                        ? Optional.of(
+                                new QuantizeKernels(manager.getDevice(), config.type(), format))
                         : Optional.empty();
     }
 
@@ -63,7 +63,7 @@ final class WeightQuantizer implements AutoCloseable {
     }
 
     private QuantizedMatrix allocate(Shape shape) {
-        QuantizedMatrix matrix = QuantizedMatrix.allocate(shape, quantization, kernels);
+        QuantizedMatrix matrix = QuantizedMatrix.allocate(shape, format, kernels);
         matrices.add(matrix);
         return matrix;
     }

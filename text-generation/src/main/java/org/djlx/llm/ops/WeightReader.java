@@ -43,14 +43,15 @@ final class WeightReader implements AutoCloseable {
     private final ModelConfig config;
     private final int rank;
     private final int ranks;
-    private final Quantization quantization;
+    private final WeightFormat format;
     private final TensorFiles files;
     private final boolean inPlace;
     private final LongConsumer progress;
     private final NDManager manager;
     private final Optional<WeightQuantizer> quantizer; // of projections
     private final Allocator allocator;
-    private final Optional<BlockFiles> blockFiles; // if CPU kernels multiply by their blocks
+    private final Optional<BlockFiles> blockFiles; // if kernels multiply by their blocks
+    private final Optional<QuantizeKernels> packKernels; // if kernels of a GPU do
     private final List<QuantizedMatrix> packed = new ArrayList<>();
     private int projections;
 
@@ -106,25 +107,32 @@ final class WeightReader implements AutoCloseable {
             int rank,
             int ranks,
             Device device,
-            Quantization quantization,
+            WeightFormat format,
             TensorFiles files,
             boolean inPlace,
             LongConsumer progress) {
         this.config = config;
         this.rank = rank;
         this.ranks = ranks;
-        this.quantization = quantization;
+        this.format = format;
         this.files = files;
         this.inPlace = inPlace && !device.isGpu();
         this.progress = progress;
         manager = NDManager.newBaseManager(device);
-        boolean quantizes = quantization != Quantization.NONE;
+        boolean quantizes = format.quantization() != Quantization.NONE && !format.isOfFiles();
         quantizer =
                 quantizes
-                        ? Optional.of(new WeightQuantizer(config, quantization, manager))
+                        ? Optional.of(new WeightQuantizer(config, format, manager))
+                        : Optional.empty();
+        packKernels =
+                format.isOfFiles()
+                        ? Optional.of(new QuantizeKernels(device, config.type(), format))
                         : Optional.empty();
         boolean computesFromBlocks =
-                !quantizes && !device.isGpu() && NativeLibrary.CPU_KERNELS.isAvailable();
+                !quantizes
+                        && (device.isGpu()
+                                ? format.isOfFiles()
+                                : NativeLibrary.CPU_KERNELS.isAvailable());
         blockFiles =
                 computesFromBlocks && files instanceof BlockFiles blocks
                         ? Optional.of(blocks)
@@ -154,7 +162,7 @@ final class WeightReader implements AutoCloseable {
                     projections - packed.size(),
                     config.type());
         }
-        return new ModelWeights(quantization, embedding, layers, norm, output, this);
+        return new ModelWeights(format, embedding, layers, norm, output, this);
     }
 
     private ModelWeights.Linear output(NDArray embedding) {
@@ -317,16 +325,17 @@ final class WeightReader implements AutoCloseable {
     }
 
     /**
-     * Packs the parts of a projection. Empty if a part has no blocks, or a part before the last has
-     * rows that do not fill whole panels.
+     * Packs the parts of a projection. Empty if a part has no blocks, or on a CPU a part before the
+     * last has rows that do not fill whole panels.
      */
     private Optional<ModelWeights.Linear> packed(
             NDArray bias, long from, long to, List<BlockRows> parts) {
-        boolean fillsPanels =
-                parts.subList(0, parts.size() - 1).stream()
-                        .allMatch(part -> part.rows.length % QuantizedMatrix.PANEL == 0);
+        boolean fits =
+                packKernels.isPresent()
+                        || parts.subList(0, parts.size() - 1).stream()
+                                .allMatch(part -> part.rows.length % QuantizedMatrix.PANEL == 0);
         projections++;
-        if (blockFiles.isEmpty() || !fillsPanels) {
+        if (blockFiles.isEmpty() || !fits) {
             return Optional.empty();
         }
         List<BlockFiles.Blocks> all = new ArrayList<>();
@@ -339,7 +348,7 @@ final class WeightReader implements AutoCloseable {
                 }
                 all.add(blocks.get());
             }
-            packed.add(QuantizedMatrix.pack(to - from, all));
+            packed.add(QuantizedMatrix.pack(format, to - from, all, packKernels));
         }
         QuantizedMatrix matrix = packed.get(packed.size() - 1);
         progress.accept(matrix.outputs() * matrix.inputs() * config.type().itemSize());
@@ -487,6 +496,7 @@ final class WeightReader implements AutoCloseable {
         manager.close();
         quantizer.ifPresent(WeightQuantizer::close);
         packed.forEach(QuantizedMatrix::close);
+        packKernels.ifPresent(QuantizeKernels::close);
         allocator.close();
     }
 }

@@ -27,6 +27,7 @@
  * TorchAttention   attention over the KV cache, and rotary embedding, with libtorch
  * TorchModel       a model on CPUs, or on a GPU without kernels for it
  * TorchOps         LayerOps with libtorch
+ * WeightFormat     how a rank stores the weights of projections
  * WeightQuantizer  quantizes projections while they are read
  * WeightReader     reads a rank's weights from safetensors
  * WideMatmul       a matmul of up to 128 rows in 16 bits, or 64 in e4m3

@@ -6,8 +6,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -30,6 +32,7 @@ import java.util.stream.DoubleStream;
 import java.util.stream.IntStream;
 import java.util.stream.LongStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorFiles;
@@ -38,12 +41,19 @@ import org.djlx.llm.GeneratedPiece;
 import org.djlx.llm.GenerationRequest;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.model.BlockFiles;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.TrainedLlama;
+import org.djlx.llm.ops.WeightFormat;
+import org.djlx.llm.sampling.TokenLogProbability;
+import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -267,18 +277,19 @@ class PackedWeightsTest {
     }
 
     private static List<GeneratedPiece> generate(Path model, int ranks) throws Exception {
-        int[] prompt = Arrays.copyOf(trained.tokens(), TOKENS);
-        try (TextEngine engine =
-                TextEngine.builder()
-                        .setDirectory(model)
-                        .optRanks(ranks)
-                        .optMaxLength(2 * TOKENS)
-                        .build()) {
+        return generate(TextEngine.builder().setDirectory(model).optRanks(ranks), TOKENS);
+    }
+
+    private static List<GeneratedPiece> generate(TextEngine.Builder builder, int length)
+            throws Exception {
+        int[] prompt = Arrays.copyOf(trained.tokens(), length);
+        try (TextEngine engine = builder.optMaxLength(length + TOKENS).build()) {
             return engine.submit(
                             GenerationRequest.builder()
                                     .setPromptTokens(prompt)
                                     .optMaxTokens(TOKENS)
                                     .optIgnoreEndOfText(true)
+                                    .optTopLogProbabilities(2)
                                     .build())
                     .await(Duration.ofMinutes(1));
         }
@@ -347,6 +358,66 @@ class PackedWeightsTest {
                 double most = hasBlocks ? 0.05 : 1e-4;
                 assertEquals(
                         expected.get(i).logProbability(), pieces.get(i).logProbability(), most, at);
+            }
+        }
+    }
+
+    /**
+     * A GPU multiplies by the files' numbers, where 128 inputs have one group or several, beside
+     * projections in 16 bits; otherwise by dequantised weights. Prompts of a decode step, and of a
+     * prefill.
+     */
+    @Tag("gpu")
+    @ParameterizedTest
+    @CsvSource({
+        "awq, gemm, 32, FLOAT16, FLOAT16, 32, 0.02",
+        "awq, gemm, 64, FLOAT16, FLOAT16, 64, 0.02",
+        "awq, gemm, 128, FLOAT16, BFLOAT16, 128, 0.15",
+        "awq, gemm, 128, BFLOAT16, FLOAT16, 0, 0.02",
+        "gptq, gptq, 32, FLOAT16, FLOAT16, 32, 0.02",
+        "gptq, gptq_v2, -1, FLOAT16, FLOAT16, 128, 0.02",
+        "gptq, sym, 64, FLOAT16, FLOAT16, 64, 0.02",
+        "gptq, desc_act, 32, FLOAT16, FLOAT16, 0, 0.02"
+    })
+    void gpusMultiplyByTheNumbersOfFiles(
+            String method,
+            String variant,
+            int groupSize,
+            ScalarType scales,
+            DataType type,
+            int group,
+            double most)
+            throws Exception {
+        Device gpu = Device.gpu(0);
+        GpuTests.require(1, NativeLibrary.NCCL, NativeLibrary.NVRTC);
+        write(method, variant, groupSize, scales);
+        ModelConfig config = ModelConfig.read(packed, type, KvCacheDtype.AUTO);
+        try (TensorFiles files = GgufDirectory.openWeights(packed)) {
+            WeightFormat expected =
+                    new WeightFormat(group == 0 ? Quantization.NONE : Quantization.INT4, group);
+            assertEquals(expected, WeightFormat.of(config, gpu, 1, Quantization.NONE, files));
+        }
+        for (int length : new int[] {TOKENS, 5 * TOKENS}) {
+            List<GeneratedPiece> expected =
+                    generate(TextEngine.builder().setDirectory(plain), length);
+            List<GeneratedPiece> actual =
+                    generate(
+                            TextEngine.builder()
+                                    .setDirectory(packed)
+                                    .optDataType(type)
+                                    .optDevices(List.of(gpu)),
+                            length);
+            for (int i = 0; i < TOKENS; i++) {
+                GeneratedPiece of = expected.get(i);
+                GeneratedPiece piece = actual.get(i);
+                String at = length + " tokens, and " + i;
+                assertEquals(of.logProbability(), piece.logProbability(), most, at);
+                if (piece.token() != of.token()) { // Two tokens are about as probable.
+                    TokenLogProbability second = of.topLogProbabilities().get(1);
+                    assertEquals(second.token(), piece.token(), at);
+                    assertEquals(of.logProbability(), second.logProbability(), most, at);
+                    break;
+                }
             }
         }
     }

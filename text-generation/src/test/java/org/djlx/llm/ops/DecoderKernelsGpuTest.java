@@ -21,6 +21,7 @@ import java.util.SplittableRandom;
 import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
 import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.QuantizedReference;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -54,6 +55,7 @@ class DecoderKernelsGpuTest {
     private CudaDevice device;
     private CurrentStreams streams;
     private NDManager manager;
+    private WeightFormat format = new WeightFormat(Quantization.NONE);
     private int bits = 16; // of weights
     private WideMatmul wideMatmul; // multiplies in place of the kernels of few rows; or null
     private QuantizeKernels quantizer; // null if they are not quantized
@@ -76,30 +78,35 @@ class DecoderKernelsGpuTest {
     }
 
     /** Widths for each variant of stripes, and depths that fill a stage only partly. */
-    @ParameterizedTest(name = "{0}, gated: {1}, weights of {2} bits")
+    @ParameterizedTest(name = "{0}, gated: {1}, weights of {2} bits, groups of {3}")
     @CsvSource({
-        "FLOAT16, false, 16",
-        "FLOAT16, true, 16",
-        "BFLOAT16, false, 16",
-        "BFLOAT16, true, 16",
-        "FLOAT16, false, 8",
-        "BFLOAT16, false, 8",
-        "BFLOAT16, true, 8",
-        "FLOAT16, false, 4",
-        "BFLOAT16, false, 4",
-        "BFLOAT16, true, 4"
+        "FLOAT16, false, 16, 0",
+        "FLOAT16, true, 16, 0",
+        "BFLOAT16, false, 16, 0",
+        "BFLOAT16, true, 16, 0",
+        "FLOAT16, false, 8, 0",
+        "BFLOAT16, false, 8, 0",
+        "BFLOAT16, true, 8, 0",
+        "FLOAT16, false, 4, 0",
+        "BFLOAT16, false, 4, 0",
+        "BFLOAT16, true, 4, 0",
+        "FLOAT16, false, 4, 32",
+        "BFLOAT16, true, 4, 32",
+        "BFLOAT16, false, 4, 64",
+        "FLOAT16, true, 4, 128"
     })
     void productsAreRightAndTheSameWhateverTheNumberOfRows(
-            ScalarType type, boolean gated, int weightBits) {
-        bits = weightBits;
+            ScalarType type, boolean gated, int weightBits, int group) {
+        use(weightBits, group);
         int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * (gated ? 8 : 16);
         try (DecoderKernels kernels = kernels(type);
-                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format)) {
             quantizer = quantize;
-            check(kernels, type, gated, 40, bits == 8 ? 2064 : 2056);
-            int shallow = bits == 8 ? 80 : 72;
-            check(kernels, type, gated, 2 * wave - 5, 528);
-            check(kernels, type, gated, 3 * wave - 5, 528);
+            check(kernels, type, gated, 40, group > 0 ? 2080 : bits == 8 ? 2064 : 2056);
+            int shallow = group > 0 ? 96 : bits == 8 ? 80 : 72;
+            int deep = group > 0 ? 544 : 528;
+            check(kernels, type, gated, 2 * wave - 5, deep);
+            check(kernels, type, gated, 3 * wave - 5, deep);
             check(kernels, type, gated, 4 * wave - 5, shallow);
             check(kernels, type, gated, 7 * wave - 5, shallow);
             check(
@@ -126,10 +133,10 @@ class DecoderKernelsGpuTest {
     })
     void wideProductsAreRightAndTheSameWhateverTheNumberOfRows(
             ScalarType type, boolean gated, int weightBits) {
-        bits = weightBits;
+        use(weightBits, 0);
         int one = gated ? 1 : 2; // a row of the weight, or a gate and a value
         try (DecoderKernels kernels = kernels(type);
-                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format)) {
             quantizer = quantize;
             wideMatmul = kernels.wideMatmul();
             assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
@@ -148,12 +155,12 @@ class DecoderKernelsGpuTest {
     @ParameterizedTest
     @ValueSource(ints = {16, 8})
     void wideProductsOfUnusualRowsStayInTheirRow(int weightBits) {
-        bits = weightBits;
+        use(weightBits, 0);
         ScalarType type = ScalarType.BFLOAT16;
         int width = 300;
         int depth = 272;
         try (DecoderKernels kernels = kernels(type);
-                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type)) {
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format)) {
             quantizer = quantize;
             wideMatmul = kernels.wideMatmul();
             assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
@@ -178,6 +185,16 @@ class DecoderKernelsGpuTest {
         }
     }
 
+    private void use(int weightBits, int group) {
+        bits = weightBits;
+        format =
+                new WeightFormat(
+                        bits == 16
+                                ? Quantization.NONE
+                                : bits == 8 ? Quantization.FP8 : Quantization.INT4,
+                        group);
+    }
+
     private int mostRows() {
         if (wideMatmul == null) {
             return DecoderKernels.MATMUL_ROWS;
@@ -189,7 +206,7 @@ class DecoderKernelsGpuTest {
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         int rows = bits == 16 ? DecoderKernels.MATMUL_ROWS : DecoderKernels.QUANTIZED_ROWS;
         return new DecoderKernels(
-                device, compiler, new DecoderKernels.Model(type, bits, rows, 128, 4, 16, 16));
+                device, compiler, new DecoderKernels.Model(type, format, rows, 128, 4, 16, 16));
     }
 
     private void check(
@@ -204,7 +221,10 @@ class DecoderKernelsGpuTest {
             values =
                     switch (bits) {
                         case 8 -> QuantizedReference.fp8(values, depth);
-                        case 4 -> QuantizedReference.int4(values, depth);
+                        case 4 ->
+                                format.isOfFiles()
+                                        ? Int4Blocks.of(values, depth, format.group()).values()
+                                        : QuantizedReference.int4(values, depth);
                         default -> values;
                     };
             boolean roundsX = wideMatmul != null && bits == 8;
@@ -226,24 +246,27 @@ class DecoderKernelsGpuTest {
      */
     @ParameterizedTest
     @CsvSource({
-        "BFLOAT16, 16, 1, 72, 40",
-        "FLOAT16, 16, 1, 1032, 2056",
-        "BFLOAT16, 16, 1, 2056, 9224",
-        "BFLOAT16, 8, 1, 4096, 5008",
-        "BFLOAT16, 8, 3, 80, 48",
-        "BFLOAT16, 8, 4, 1040, 9232",
-        "BFLOAT16, 8, 8, 4096, 9232",
-        "BFLOAT16, 4, 1, 4096, 5120",
-        "FLOAT16, 4, 2, 1024, 512",
-        "BFLOAT16, 4, 4, 1000, 9216",
-        "BFLOAT16, 4, 8, 4096, 9216"
+        "BFLOAT16, 16, 0, 1, 72, 40",
+        "FLOAT16, 16, 0, 1, 1032, 2056",
+        "BFLOAT16, 16, 0, 1, 2056, 9224",
+        "BFLOAT16, 8, 0, 1, 4096, 5008",
+        "BFLOAT16, 8, 0, 3, 80, 48",
+        "BFLOAT16, 8, 0, 4, 1040, 9232",
+        "BFLOAT16, 8, 0, 8, 4096, 9232",
+        "BFLOAT16, 4, 0, 1, 4096, 5120",
+        "FLOAT16, 4, 0, 2, 1024, 512",
+        "BFLOAT16, 4, 0, 4, 1000, 9216",
+        "BFLOAT16, 4, 0, 8, 4096, 9216",
+        "BFLOAT16, 4, 32, 3, 992, 9216",
+        "FLOAT16, 4, 64, 1, 4096, 5120",
+        "BFLOAT16, 4, 128, 8, 4096, 5120"
     })
     void aChainHasTheBitsOfItsMatmuls(
-            ScalarType type, int weightBits, int rows, int hidden, int inner) {
-        bits = weightBits;
+            ScalarType type, int weightBits, int group, int rows, int hidden, int inner) {
+        use(weightBits, group);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         try (DecoderKernels kernels = kernels(type);
-                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type);
+                QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format);
                 RmsNormKernels norms = new RmsNormKernels(device, streams, compiler, 1);
                 NDManager buffers = manager.newSubManager();
                 NDArray arrivals = manager.zeros(new Shape(1), DataType.INT32)) {
@@ -365,7 +388,7 @@ class DecoderKernelsGpuTest {
         lengths[101] = 2049;
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         DecoderKernels.Model model =
-                new DecoderKernels.Model(type, 16, 8, headSize, groupSize, 16, cacheBits);
+                new DecoderKernels.Model(type, format, 8, headSize, groupSize, 16, cacheBits);
         try (DecoderKernels kernels = new DecoderKernels(device, compiler, model);
                 AttentionCase all = new AttentionCase(kernels, model, window, lengths)) {
             float[] actual = all.attend(false, true, 0, rows);
@@ -727,8 +750,8 @@ class DecoderKernelsGpuTest {
         if (bits == 16) {
             return new QuantizeKernels.Matrix(bits, Torch.dataPointer(weight), 0, rows, depth);
         }
-        Shape bytes = new Shape(rows, QuantizeKernels.rowBytes(bits, depth));
-        Shape scales = new Shape(rows, QuantizeKernels.rowScales(bits, depth));
+        Shape bytes = new Shape(rows, format.rowBytes(depth));
+        Shape scales = new Shape(rows, format.rowScales(depth));
         QuantizeKernels.Matrix matrix =
                 new QuantizeKernels.Matrix(
                         bits,
@@ -736,7 +759,13 @@ class DecoderKernelsGpuTest {
                         Torch.dataPointer(Torch.empty(buffers, scales, ScalarType.FLOAT32)),
                         rows,
                         depth);
-        quantizer.quantize(Torch.dataPointer(weight), matrix);
+        if (format.isOfFiles()) {
+            int[] blocks = Int4Blocks.of(doubles(weight), (int) depth, format.group()).words();
+            NDArray words = buffers.create(blocks);
+            quantizer.pack(Torch.dataPointer(words), matrix);
+        } else {
+            quantizer.quantize(Torch.dataPointer(weight), matrix);
+        }
         streams.get().synchronize(); // Matmuls read weights before the kernel before has ended.
         return matrix;
     }

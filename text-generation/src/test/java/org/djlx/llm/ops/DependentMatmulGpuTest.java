@@ -18,6 +18,7 @@ import org.djlx.collectives.TestArrays;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
@@ -56,7 +57,13 @@ class DependentMatmulGpuTest {
                                             device,
                                             new KernelCompiler(KernelCache.user()),
                                             new DecoderKernels.Model(
-                                                    ScalarType.BFLOAT16, 16, 8, 128, 1, 16, 16))) {
+                                                    ScalarType.BFLOAT16,
+                                                    new WeightFormat(Quantization.NONE),
+                                                    8,
+                                                    128,
+                                                    1,
+                                                    16,
+                                                    16))) {
                         ScalarType type = ScalarType.BFLOAT16;
                         NDArray x = TestArrays.random(manager, type, new Shape(1, depth), 60);
                         NDArray norm = TestArrays.random(manager, type, new Shape(depth), 61);

@@ -447,7 +447,7 @@ public class LlamaModelTest {
                         group.rank(),
                         ranks,
                         group.device(),
-                        quantization,
+                        new WeightFormat(quantization),
                         files,
                         true,
                         bytes -> {});

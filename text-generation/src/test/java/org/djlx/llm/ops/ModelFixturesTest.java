@@ -217,7 +217,7 @@ public class ModelFixturesTest {
                         group.rank(),
                         ranks,
                         group.device(),
-                        Quantization.NONE,
+                        new WeightFormat(Quantization.NONE),
                         files,
                         inPlace,
                         bytes -> {});

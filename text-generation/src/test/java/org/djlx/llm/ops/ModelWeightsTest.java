@@ -65,7 +65,7 @@ class ModelWeightsTest {
                                     rank,
                                     ranks,
                                     Device.cpu(),
-                                    Quantization.NONE,
+                                    new WeightFormat(Quantization.NONE),
                                     files,
                                     inPlace,
                                     filled::addAndGet)
@@ -91,7 +91,7 @@ class ModelWeightsTest {
                                 0,
                                 1,
                                 Device.cpu(),
-                                Quantization.NONE,
+                                new WeightFormat(Quantization.NONE),
                                 files,
                                 true,
                                 bytes -> {})) {

@@ -183,7 +183,7 @@ class QuantizationTest {
                         group.rank(),
                         ranks,
                         group.device(),
-                        quantization,
+                        new WeightFormat(quantization),
                         files,
                         true,
                         bytes -> {});

@@ -13,6 +13,7 @@ import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
 import org.djlx.fusedops.kernel.Product;
 import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.QuantizedReference;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.torch.ScalarType;
@@ -31,6 +32,8 @@ import org.junit.jupiter.params.provider.CsvSource;
 class QuantizeKernelsGpuTest {
 
     private static final int ROWS = 37;
+    private static final WeightFormat FP8 = new WeightFormat(Quantization.FP8);
+    private static final WeightFormat INT4 = new WeightFormat(Quantization.INT4);
 
     private NDManager manager;
 
@@ -80,12 +83,12 @@ class QuantizeKernelsGpuTest {
     }
 
     private NDArray elements(int bits, int depth, ScalarType type) {
-        long size = QuantizeKernels.rowBytes(bits, depth);
+        long size = (bits == 8 ? FP8 : INT4).rowBytes(depth);
         return Torch.empty(manager, new Shape(ROWS, size), type);
     }
 
     private NDArray scales(int bits, int depth) {
-        long count = QuantizeKernels.rowScales(bits, depth);
+        long count = (bits == 8 ? FP8 : INT4).rowScales(depth);
         return Torch.empty(manager, new Shape(ROWS, count), ScalarType.FLOAT32);
     }
 
@@ -97,7 +100,7 @@ class QuantizeKernelsGpuTest {
         NDArray elements = elements(4, depth, ScalarType.UINT8);
         NDArray scales = scales(4, depth);
         NDArray back = Torch.empty(manager, x.getShape(), type);
-        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type)) {
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type, INT4)) {
             QuantizeKernels.Matrix matrix = matrix(4, elements, scales, depth);
             kernels.quantize(Torch.dataPointer(x), matrix);
             kernels.dequantize(matrix, Torch.dataPointer(back));
@@ -107,15 +110,48 @@ class QuantizeKernelsGpuTest {
         double[] factors = doubles(scales);
         double[] rounded = doubles(back);
         double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
-        int groups = (int) QuantizeKernels.rowScales(4, depth);
-        int half = QuantizeKernels.GROUP / 2;
+        int groups = (int) INT4.rowScales(depth);
         for (int i = 0; i < expected.length; i++) {
-            int group = i / depth * groups + i % depth / QuantizeKernels.GROUP;
-            int within = i % depth % QuantizeKernels.GROUP;
-            int both = halves[group * half + within % half];
-            int q = (within < half ? both : both >> 4) & 15;
+            int group = i / depth * groups + i % depth / QuantizeKernels.SET;
+            int within = i % depth % QuantizeKernels.SET; // int4.cuh tells its byte.
+            int inBytes = within % 32 / 8 * 16 + within / 32 % 2 * 8 + within % 8;
+            int both = halves[group * QuantizeKernels.SET / 2 + inBytes];
+            int q = (within < QuantizeKernels.SET / 2 ? both : both >> 4) & 15;
             assertEquals(expected[i], (q - 8) * factors[group], 0, "of " + i);
             assertEquals(expected[i], rounded[i], rounding * Math.abs(expected[i]) + 1e-7);
+        }
+    }
+
+    /** Sets and groups of a row may be filled in part. */
+    @ParameterizedTest
+    @CsvSource({
+        "FLOAT16, 32, 32",
+        "BFLOAT16, 96, 64",
+        "FLOAT16, 160, 128",
+        "BFLOAT16, 1056, 32",
+        "FLOAT16, 4096, 64",
+        "BFLOAT16, 4096, 128"
+    })
+    void numbersOfFilesKeepScalesAndZeros(ScalarType type, int depth, int group) {
+        WeightFormat format = new WeightFormat(Quantization.INT4, group);
+        NDArray x = random(ROWS, depth, type);
+        Int4Blocks blocks = Int4Blocks.of(doubles(x), depth, group);
+        Shape bytes = new Shape(ROWS, format.rowBytes(depth));
+        Shape words = new Shape(ROWS, format.rowScales(depth));
+        NDArray elements = Torch.empty(manager, bytes, ScalarType.UINT8);
+        NDArray scales = Torch.empty(manager, words, ScalarType.FLOAT32);
+        NDArray back = Torch.empty(manager, x.getShape(), type);
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type, format)) {
+            QuantizeKernels.Matrix matrix = matrix(4, elements, scales, depth);
+            kernels.pack(Torch.dataPointer(manager.create(blocks.words())), matrix);
+            kernels.dequantize(matrix, Torch.dataPointer(back));
+        }
+        double[] expected = blocks.values();
+        double[] rounded = doubles(back);
+        double rounding = type == ScalarType.BFLOAT16 ? 0x1p-8 : 0x1p-11;
+        for (int i = 0; i < expected.length; i++) {
+            double bound = 1.01 * rounding * Math.abs(expected[i]);
+            assertEquals(expected[i], rounded[i], bound, "of " + i);
         }
     }
 
@@ -125,7 +161,7 @@ class QuantizeKernelsGpuTest {
         NDArray x = random(ROWS, depth, type);
         NDArray elements = elements(8, depth, ScalarType.FLOAT8_E4M3FN);
         NDArray scales = scales(8, depth);
-        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type)) {
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type, FP8)) {
             kernels.quantize(Torch.dataPointer(x), matrix(8, elements, scales, depth));
         }
         double[] expected = QuantizedReference.fp8(doubles(x), depth);
@@ -142,7 +178,7 @@ class QuantizeKernelsGpuTest {
         NDArray x = random(ROWS, 2 * depth, type);
         NDArray elements = elements(8, depth, ScalarType.FLOAT8_E4M3FN);
         NDArray scales = scales(8, depth);
-        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type)) {
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type, FP8)) {
             kernels.activate(Torch.dataPointer(x), matrix(8, elements, scales, depth));
         }
         double[] both = doubles(x);
@@ -191,7 +227,7 @@ class QuantizeKernelsGpuTest {
                         type,
                         ROWS,
                         depth);
-        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type)) {
+        try (QuantizeKernels kernels = new QuantizeKernels(Device.gpu(0), type, FP8)) {
             long scale = Torch.dataPointer(scales);
             kernels.norm(
                     rows,

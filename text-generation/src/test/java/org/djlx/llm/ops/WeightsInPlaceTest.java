@@ -124,7 +124,14 @@ class WeightsInPlaceTest {
         Safetensors files = Safetensors.open(directory);
         ModelWeights weights =
                 ModelWeights.read(
-                        config, 0, 1, Device.cpu(), Quantization.NONE, files, true, bytes -> {});
+                        config,
+                        0,
+                        1,
+                        Device.cpu(),
+                        new WeightFormat(Quantization.NONE),
+                        files,
+                        true,
+                        bytes -> {});
         files.close();
         assertEquals(mapped, isMapped());
         weights.close();
@@ -181,7 +188,7 @@ class WeightsInPlaceTest {
                                 0,
                                 1,
                                 Device.cpu(),
-                                Quantization.INT4,
+                                new WeightFormat(Quantization.INT4),
                                 files,
                                 true,
                                 bytes -> {})) {
@@ -189,7 +196,9 @@ class WeightsInPlaceTest {
             files.read("lm_head.weight", head);
             try (QuantizedMatrix whole =
                     QuantizedMatrix.allocate(
-                            head.getShape(), Quantization.INT4, Optional.empty())) {
+                            head.getShape(),
+                            new WeightFormat(Quantization.INT4),
+                            Optional.empty())) {
                 whole.put(0, head);
                 assertEquals(bytes(manager, whole), bytes(manager, weights.output().quantized()));
             }
