@@ -2,6 +2,7 @@
 package org.djlx.training;
 
 import ai.djl.nn.SequentialBlock;
+import ai.djl.nn.core.Linear;
 import ai.djl.training.DefaultTrainingConfig;
 import ai.djl.training.Trainer;
 import ai.djl.training.TrainingConfig;
@@ -15,6 +16,8 @@ import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.engine.P2pEngine;
 import org.djlx.training.Training.Outcome;
 import org.djlx.training.data.DistributedSampler;
+import org.djlx.training.strategy.FullyShard;
+import org.djlx.training.strategy.FullyShardPolicy;
 
 /** One of several processes that train a model; it knows of them only by its dataset's sampler. */
 public final class TrainingMain {
@@ -28,7 +31,8 @@ public final class TrainingMain {
      * Trains and prints the losses and the parameters.
      *
      * @param args the optimizer, where to save the model, and the backend if it is not the default,
-     *     or {@link #LISTENER}, which saves nothing
+     *     or {@link #LISTENER}, which saves nothing; and for hybrid sharding a fourth argument:
+     *     each rank holds all parameters
      */
     public static void main(String[] args) throws Exception {
         TrainingConfig config =
@@ -52,10 +56,18 @@ public final class TrainingMain {
             System.setProperty("org.djlx.backend", args[2]);
         }
         config.getTrainingListeners().add(saver(Path.of(args[1]).resolve("rank" + rank)));
+        SequentialBlock block = Training.block();
+        if (args.length > 3) {
+            System.setProperty("org.djlx.shardingStrategy", "FULL_SHARD");
+            FullyShardPolicy policy = new FullyShardPolicy().optShardRanks(1);
+            block =
+                    new SequentialBlock()
+                            .add(FullyShard.apply(block, each -> each instanceof Linear, policy));
+        }
         return Training.fit(
                 P2pEngine.NAME,
                 config,
-                Training.block(),
+                block,
                 32,
                 DistributedSampler.builder().setBatchSize(8 / worldSize).optSeed(3).build(),
                 3,

@@ -12,12 +12,14 @@ import ai.djl.training.TrainingConfig;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
 import org.djlx.training.Training.Outcome;
 import org.djlx.training.data.DistributedSampler;
 import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -42,6 +44,18 @@ class TrainingProcessesTest {
         // Only the first saves.
         assertTrue(Files.exists(directory.resolve("rank0").resolve("classifier-0000.params")));
         assertFalse(Files.exists(directory.resolve("rank1")));
+    }
+
+    /** Each rank is a group of hybrid sharding. */
+    @Test
+    @Timeout(300)
+    void hybridProcessesTrainAsOne(@TempDir Path directory) throws Exception {
+        Outcome expected = onOne("adam", Device.cpu());
+        try (RankProcesses processes =
+                new RankProcesses(
+                        2, TrainingMain.class, "adam", directory.toString(), "shm", "hybrid")) {
+            assertTrainAsOne(processes, 2, expected);
+        }
     }
 
     /** Programs that keep DJL's engine, each with other weights at the start. */
@@ -81,15 +95,20 @@ class TrainingProcessesTest {
     static void assertTrainAsOne(RankProcesses processes, int ranks, Outcome expected)
             throws InterruptedException {
         processes.awaitSuccess();
+        assertTrainAsOne(IntStream.range(0, ranks).mapToObj(processes::output).toList(), expected);
+    }
+
+    /** Compares what ranks printed. */
+    static void assertTrainAsOne(List<String> outputs, Outcome expected) {
         float[] means = new float[expected.losses().size()];
-        List<String> parameters = parameters(processes.output(0));
-        for (int rank = 0; rank < ranks; rank++) {
-            float[] losses = losses(processes.output(rank));
-            assertEquals(means.length, losses.length);
+        List<String> parameters = parameters(outputs.get(0));
+        for (String output : outputs) {
+            float[] losses = losses(output);
+            assertEquals(means.length, losses.length, output);
             for (int i = 0; i < losses.length; i++) {
-                means[i] += losses[i] / ranks;
+                means[i] += losses[i] / outputs.size();
             }
-            assertEquals(parameters, parameters(processes.output(rank)));
+            assertEquals(parameters, parameters(output));
         }
         for (int i = 0; i < means.length; i++) {
             assertEquals(expected.losses().get(i), means[i], TOLERANCE, "batch " + i);
