@@ -32,13 +32,9 @@ final class TorchPeer implements AutoCloseable {
     // PyTorch must not join this job's group.
     private static final List<String> NOT_INHERITED =
             List.of(
-                    "LD_PRELOAD",
-                    "JAVA_TOOL_OPTIONS",
-                    "RANK",
-                    "LOCAL_RANK",
-                    "WORLD_SIZE",
-                    "MASTER_ADDR",
-                    "MASTER_PORT");
+                    ("LD_PRELOAD JAVA_TOOL_OPTIONS RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
+                                    + " MASTER_PORT")
+                            .split(" "));
     private static final Map<String, String> ENVIRONMENT =
             Map.of("NCCL_NVLS_ENABLE", "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "1");
 

@@ -21,6 +21,7 @@ import org.djlx.llm.text.ContextLengthException;
 import org.djlx.llm.text.ModelTokenizer;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.nativeops.ContextLoader;
+import org.djlx.nativeops.host.LongCalls;
 import org.djlx.nativeops.torch.NoGradient;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -229,21 +230,9 @@ public final class EmbeddingEngine implements EmbeddingModel {
     @Override
     public void close() {
         queue.close("the embedding model is closed");
-        boolean interrupted = false;
-        for (Thread rank : ranks) {
-            while (rank.isAlive()) {
-                try {
-                    rank.join();
-                } catch (InterruptedException e) {
-                    interrupted = true;
-                }
-            }
-        }
+        LongCalls.join(ranks, EngineCore.FOREVER);
         encoders.forEach(SequenceEncoder::close);
         reader.close();
-        if (interrupted) {
-            Thread.currentThread().interrupt();
-        }
     }
 
     public static final class Builder {

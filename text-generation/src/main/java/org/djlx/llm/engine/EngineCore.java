@@ -4,6 +4,7 @@ package org.djlx.llm.engine;
 import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -24,6 +25,7 @@ import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.TokenBatch;
 import org.djlx.llm.sampling.Sampler;
+import org.djlx.nativeops.host.LongCalls;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -38,6 +40,8 @@ final class EngineCore {
 
     // Longer than a decode step takes.
     private static final long SPIN_NANOS = 20_000_000;
+
+    static final Duration FOREVER = Duration.ofDays(10_000);
 
     private final Path directory;
     private final ModelConfig config;
@@ -483,16 +487,6 @@ final class EngineCore {
             pool().close(); // No engine thread closes it.
             return;
         }
-        boolean interrupted = false;
-        while (thread.isAlive()) {
-            try {
-                thread.join();
-            } catch (InterruptedException e) {
-                interrupted = true; // Keeps waiting: the model must be freed.
-            }
-        }
-        if (interrupted) {
-            Thread.currentThread().interrupt();
-        }
+        LongCalls.join(List.of(thread), FOREVER); // The model must be freed.
     }
 }

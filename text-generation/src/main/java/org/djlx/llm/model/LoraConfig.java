@@ -54,18 +54,11 @@ public record LoraConfig(
     // Entries that change what an adapter computes: refused if they are set.
     private static final List<String> UNSUPPORTED =
             List.of(
-                    "use_dora",
-                    "use_qalora",
-                    "fan_in_fan_out",
-                    "lora_bias",
-                    "modules_to_save",
-                    "rank_pattern",
-                    "alpha_pattern",
-                    "layers_to_transform",
-                    "layer_replication",
-                    "alora_invocation_tokens",
-                    "target_parameters",
-                    "trainable_token_indices");
+                    ("use_dora use_qalora fan_in_fan_out lora_bias modules_to_save rank_pattern"
+                                    + " alpha_pattern layers_to_transform layer_replication"
+                                    + " alora_invocation_tokens target_parameters"
+                                    + " trainable_token_indices")
+                            .split(" "));
 
     private static final Gson GSON =
             new GsonBuilder().setPrettyPrinting().serializeNulls().disableHtmlEscaping().create();

@@ -61,27 +61,11 @@ final class JsonSchema {
     /** Keywords that do not change which values are valid. */
     private static final Set<String> ANNOTATIONS =
             Set.of(
-                    "$schema",
-                    "$id",
-                    "$comment",
-                    "$anchor",
-                    "$defs",
-                    "definitions",
-                    "title",
-                    "description",
-                    "default",
-                    "examples",
-                    "deprecated",
-                    "readOnly",
-                    "writeOnly",
-                    "nullable", // of OpenAPI; see value()
-                    "discriminator",
-                    "example",
-                    "externalDocs",
-                    "xml",
-                    "contentEncoding",
-                    "contentMediaType",
-                    "contentSchema");
+                    ("$schema $id $comment $anchor $defs definitions title description default"
+                                    + " examples deprecated readOnly writeOnly contentEncoding"
+                                    + " contentMediaType contentSchema" // the rest is OpenAPI's
+                                    + " nullable discriminator example externalDocs xml")
+                            .split(" ")); // value() reads nullable
 
     private static final String DATE =
             "(?:19|20)\\d\\d-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\\d|2[0-8])"

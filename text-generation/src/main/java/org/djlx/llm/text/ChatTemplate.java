@@ -67,12 +67,8 @@ public final class ChatTemplate {
     /** Control tokens that not every template has, as the model writes them. */
     private static final Set<String> KNOWN =
             Set.of(
-                    "<think>",
-                    "</think>",
-                    "<tool_call>",
-                    "</tool_call>",
-                    "<tool_response>",
-                    "</tool_response>");
+                    "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"
+                            .split(" "));
 
     private final Map<String, Source> sources; // by name
     private final Map<String, String> specialTokens;
