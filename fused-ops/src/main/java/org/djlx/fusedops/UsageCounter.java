@@ -60,11 +60,15 @@ public final class UsageCounter implements AutoCloseable {
         return sum(kind -> true);
     }
 
+    private static void checkNotNull(String role, Object value) {
+        if (value == null) {
+            throw new IllegalArgumentException(role + " is null");
+        }
+    }
+
     /** {@return the number of calls of all fused operators that took a path} */
     public long calls(Path path) {
-        if (path == null) {
-            throw new IllegalArgumentException("calls: path is null");
-        }
+        checkNotNull("calls: path", path);
         return sum(kind -> kind.path == path);
     }
 
@@ -79,27 +83,21 @@ public final class UsageCounter implements AutoCloseable {
      *     allToAllVdev2dOffset}
      */
     public long calls(String operator, Path path) {
-        if (operator == null || path == null) {
-            throw new IllegalArgumentException(
-                    "calls: " + (operator == null ? "operator" : "path") + " is null");
-        }
+        checkNotNull("calls: operator", operator);
+        checkNotNull("calls: path", path);
         return sum(kind -> kind.path == path && kind.operator.equals(operator));
     }
 
     /** {@return the number of calls that fell back for a reason} */
     public long fallbacks(FallbackReason reason) {
-        if (reason == null) {
-            throw new IllegalArgumentException("fallbacks: reason is null");
-        }
+        checkNotNull("fallbacks: reason", reason);
         return sum(kind -> kind.reason == reason);
     }
 
     /** {@return the number of calls of one operator that fell back for a reason} */
     public long fallbacks(String operator, FallbackReason reason) {
-        if (operator == null || reason == null) {
-            throw new IllegalArgumentException(
-                    "fallbacks: " + (operator == null ? "operator" : "reason") + " is null");
-        }
+        checkNotNull("fallbacks: operator", operator);
+        checkNotNull("fallbacks: reason", reason);
         return sum(kind -> kind.reason == reason && kind.operator.equals(operator));
     }
 

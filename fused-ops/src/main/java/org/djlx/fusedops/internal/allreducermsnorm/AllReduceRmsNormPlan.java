@@ -7,6 +7,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Optional;
+import java.util.function.BiFunction;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -72,22 +73,12 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /** Runs a call whose results are new arrays in the manager of the partial. */
-    @SuppressWarnings("try") // the stream is not named in the body
     public static NormedResidual run(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        Call call = checked(partial, residual, weight, epsilon, group);
-        GroupPlans plans = GroupPlans.of(group);
-        try (CurrentStreams.Scope stream = plans.hold()) {
-            synchronized (plans) {
-                return plan(plans, call).run(call);
-            }
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
-            throw e;
-        }
+        return run(
+                checked(partial, residual, weight, epsilon, group), AllReduceRmsNormPlan::runNew);
     }
 
-    @SuppressWarnings("try") // the stream is not named in the body
     public static void run(
             NormedResidual outputs,
             NDArray partial,
@@ -95,14 +86,21 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
             NDArray weight,
             float epsilon,
             ProcessGroup group) {
-        Call call = checked(partial, residual, weight, epsilon, group);
-        GroupPlans plans = GroupPlans.of(group);
+        run(
+                checked(partial, residual, weight, epsilon, group),
+                (plan, call) -> plan.runInto(call, outputs));
+    }
+
+    @SuppressWarnings("try") // the stream is not named in the body
+    private static NormedResidual run(
+            Call call, BiFunction<AllReduceRmsNormPlan, Call, NormedResidual> run) {
+        GroupPlans plans = GroupPlans.of(call.group());
         try (CurrentStreams.Scope stream = plans.hold()) {
             synchronized (plans) {
-                plan(plans, call).runInto(call, outputs);
+                return run.apply(plan(plans, call), call);
             }
         } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(group, e);
+            GroupPlans.failed(call.group(), e);
             throw e;
         }
     }
@@ -155,11 +153,11 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
         FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
         if (reason == null) {
-            path = new FusedNorm(kernels.orElseThrow(), group.requireP2pBuffers());
+            path = fused(kernels.orElseThrow(), group.requireP2pBuffers());
         } else {
             path =
-                    kernels.<NormPath>map(found -> new AllReduceAndKernel(found, reason))
-                            .orElseGet(() -> new AllReduceAndLibtorch(reason));
+                    kernels.map(found -> byKernel(found, reason))
+                            .orElseGet(() -> byLibtorch(reason));
         }
     }
 
@@ -205,7 +203,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /** Enqueues a call whose results are new arrays in the manager of the partial. */
-    private NormedResidual run(Call call) {
+    private NormedResidual runNew(Call call) {
         NDManager manager = call.partial().getManager();
         TensorTemplate.Created sum = output.create(manager);
         TensorTemplate.Created norm = null;
@@ -224,7 +222,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /** Checks the output arrays, and enqueues a call that writes to them. */
-    private void runInto(Call call, NormedResidual outputs) {
+    private NormedResidual runInto(Call call, NormedResidual outputs) {
         call.checks().checkNotNull("outputs", outputs);
         long sum = checkOutput(call, "new residual", outputs.residual());
         long norm = checkOutput(call, "norm", outputs.norm());
@@ -232,6 +230,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
             throw call.checks().wrong("the new residual and the norm go to the same array");
         }
         run(call, new Outputs(outputs, sum, norm));
+        return outputs;
     }
 
     private long checkOutput(Call call, String role, NDArray output) {
@@ -274,19 +273,9 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /** The path FUSED: one kernel exchanges partials, adds and normalises. */
-    private final class FusedNorm implements NormPath {
-
-        private final RmsNormKernels kernels;
-        private final P2pBuffers buffers;
-        private final Agreed agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
-
-        FusedNorm(RmsNormKernels kernels, P2pBuffers buffers) {
-            this.kernels = kernels;
-            this.buffers = buffers;
-        }
-
-        @Override
-        public void run(Call call, OperationScope scope, Outputs outputs) {
+    private NormPath fused(RmsNormKernels kernels, P2pBuffers buffers) {
+        Agreed agreed = new Agreed(type, shape.getShape(), ReduceOp.SUM, 0);
+        return (call, scope, outputs) -> {
             Usage.count(TYPE, Path.FUSED, null);
             NDArray partial = contiguous(call, scope, 0);
             NDArray residual = contiguous(call, scope, 1);
@@ -314,22 +303,12 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                                                 operation, buffers, of, call.epsilon(), used);
                                     });
             GroupPlans.complete(call.group(), work);
-        }
+        };
     }
 
     /** The path NCCL: an all-reduce, then one kernel adds and normalises. */
-    private final class AllReduceAndKernel implements NormPath {
-
-        private final RmsNormKernels kernels;
-        private final FallbackReason reason;
-
-        AllReduceAndKernel(RmsNormKernels kernels, FallbackReason reason) {
-            this.kernels = kernels;
-            this.reason = reason;
-        }
-
-        @Override
-        public void run(Call call, OperationScope scope, Outputs outputs) {
+    private NormPath byKernel(RmsNormKernels kernels, FallbackReason reason) {
+        return (call, scope, outputs) -> {
             Usage.count(TYPE, Path.NCCL, reason);
             NDArray sum = outputs.arrays().residual();
             long sumAddress = outputs.residual();
@@ -356,39 +335,31 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                     call.partial(),
                     residual,
                     weight);
-        }
+        };
     }
 
     /** The path NCCL on the CPU, and for rows without a kernel: an all-reduce, then libtorch. */
-    private final class AllReduceAndLibtorch implements NormPath {
-
-        private final FallbackReason reason;
-
-        AllReduceAndLibtorch(FallbackReason reason) {
-            this.reason = reason;
-        }
-
-        @Override
-        public void run(Call call, OperationScope scope, Outputs outputs) {
+    private NormPath byLibtorch(FallbackReason reason) {
+        return (call, scope, outputs) -> {
             Usage.count(TYPE, Path.NCCL, reason);
             allReduce(call, outputs);
             if (rows > 0) {
                 NoGradient.run(() -> addAndNormalize(call, outputs.arrays()));
             }
-        }
+        };
+    }
 
-        /** In float32. Rounds the sum and the norm where the kernel does. */
-        private static void addAndNormalize(Call call, NormedResidual outputs) {
-            NDArray sum = outputs.residual();
-            try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);
-                    NDArray addend = Torch.cast(sum, ScalarType.FLOAT32)) {
-                wide.addi(addend);
-                Torch.copy(sum, wide);
-            }
-            NDArray weight = call.inputs().array(2);
-            try (NDArray norm = BlockMath.rmsNorm(sum, weight, call.epsilon())) {
-                Torch.copy(outputs.norm(), norm);
-            }
+    /** In float32. Rounds the sum and the norm where the kernel does. */
+    private static void addAndNormalize(Call call, NormedResidual outputs) {
+        NDArray sum = outputs.residual();
+        try (NDArray wide = Torch.cast(call.inputs().array(1), ScalarType.FLOAT32);
+                NDArray addend = Torch.cast(sum, ScalarType.FLOAT32)) {
+            wide.addi(addend);
+            Torch.copy(sum, wide);
+        }
+        NDArray weight = call.inputs().array(2);
+        try (NDArray norm = BlockMath.rmsNorm(sum, weight, call.epsilon())) {
+            Torch.copy(outputs.norm(), norm);
         }
     }
 
