@@ -11,6 +11,8 @@ import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.atomic.AtomicReferenceArray;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
+import java.util.function.Supplier;
+import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.PeerWatch;
 import org.djlx.collectives.spi.cpu.Letter;
@@ -50,6 +52,7 @@ final class MpiGroup extends PeerStates {
     private final PeerWatch processes;
     private final int rank;
     private final int worldSize;
+    private final int[] others; // the other ranks, from the next one on
     private final int capacity;
     private final List<Queue<Letter>> letters = new ArrayList<>(); // by source
     private final AtomicReferenceArray<String> ends; // by rank; null while it takes part
@@ -99,6 +102,7 @@ final class MpiGroup extends PeerStates {
         this.processes = processes;
         rank = comm.rank();
         worldSize = comm.size();
+        others = IntStream.range(1, worldSize).map(i -> (rank + i) % worldSize).toArray();
         capacity = Math.max(MIN_CAPACITY, LetterBuffer.HEADER + 2 * worldSize * Long.BYTES);
         ends = new AtomicReferenceArray<>(worldSize);
         for (int peer = 0; peer < worldSize; peer++) {
@@ -123,36 +127,43 @@ final class MpiGroup extends PeerStates {
         comm.receive(receive, posted.address(), capacity, MpiCommunicator.ANY_SOURCE, LETTERS);
     }
 
-    void sendToAll(Consumer<LetterBuffer> put) {
+    private void locked(Runnable calls) {
+        locked(
+                () -> {
+                    calls.run();
+                    return null;
+                });
+    }
+
+    private <T> T locked(Supplier<T> calls) {
         lock.lock();
         try {
-            if (silent || worldSize == 1) {
-                return;
-            }
-            LetterBuffer buffer = take();
-            put.accept(buffer);
-            sending.letters.add(buffer);
-            for (int i = 1; i < worldSize; i++) {
-                sending.send(buffer, (rank + i) % worldSize);
-            }
+            return calls.get();
         } finally {
             lock.unlock();
         }
     }
 
+    void sendToAll(Consumer<LetterBuffer> put) {
+        send(put, others);
+    }
+
     void send(int peer, Letter letter) {
-        lock.lock();
-        try {
-            if (silent) {
-                return;
-            }
-            LetterBuffer buffer = take();
-            buffer.put(rank, letter);
-            sending.letters.add(buffer);
-            sending.send(buffer, peer);
-        } finally {
-            lock.unlock();
-        }
+        send(buffer -> buffer.put(rank, letter), peer);
+    }
+
+    private void send(Consumer<LetterBuffer> put, int... to) {
+        locked(
+                () -> {
+                    if (!silent && to.length > 0) {
+                        LetterBuffer buffer = take();
+                        put.accept(buffer);
+                        sending.letters.add(buffer);
+                        for (int peer : to) {
+                            sending.send(buffer, peer);
+                        }
+                    }
+                });
     }
 
     /** Starts to send or receive data, in as many messages as it takes. */
@@ -175,13 +186,11 @@ final class MpiGroup extends PeerStates {
 
     /** Adds numbers to others: {@link MpiCommunicator#add}. */
     void add(long sum, long term, int count, boolean isDouble) {
-        lock.lock();
-        try {
-            requireCalls();
-            MpiCommunicator.add(sum, term, count, isDouble);
-        } finally {
-            lock.unlock();
-        }
+        locked(
+                () -> {
+                    requireCalls();
+                    MpiCommunicator.add(sum, term, count, isDouble);
+                });
     }
 
     private void requireCalls() {
@@ -191,22 +200,12 @@ final class MpiGroup extends PeerStates {
     }
 
     boolean test(MpiRequests requests) {
-        lock.lock();
-        try {
-            return !silent && requests.test();
-        } finally {
-            lock.unlock();
-        }
+        return locked(() -> !silent && requests.test());
     }
 
     /** Returns whether a transfer has ended: {@link MpiRequests#test(int)}. */
     boolean test(MpiRequests requests, int index) {
-        lock.lock();
-        try {
-            return !silent && requests.test(index);
-        } finally {
-            lock.unlock();
-        }
+        return locked(() -> !silent && requests.test(index));
     }
 
     /**
@@ -301,22 +300,12 @@ final class MpiGroup extends PeerStates {
 
     /** Returns whether the current calls of all other ranks have arrived. */
     boolean hasCalls() {
-        lock.lock();
-        try {
-            return callers == worldSize - 1;
-        } finally {
-            lock.unlock();
-        }
+        return locked(() -> callers == worldSize - 1);
     }
 
     /** Returns the current call of a rank; null if it has not arrived. */
     LetterBuffer callOf(int peer) {
-        lock.lock();
-        try {
-            return calls.get(peer).peek();
-        } finally {
-            lock.unlock();
-        }
+        return locked(() -> calls.get(peer).peek());
     }
 
     /** Frees the current calls of all ranks. */
@@ -400,17 +389,14 @@ final class MpiGroup extends PeerStates {
 
     /** Sends the last letter. */
     void leave() {
-        lock.lock();
-        try {
-            if (left) {
-                return;
-            }
-            left = true;
-            processes.close();
-            sendToAll(buffer -> buffer.putEnd(LetterBuffer.LEFT, rank, ""));
-        } finally {
-            lock.unlock();
-        }
+        locked(
+                () -> {
+                    if (!left) {
+                        left = true;
+                        processes.close();
+                        sendToAll(buffer -> buffer.putEnd(LetterBuffer.LEFT, rank, ""));
+                    }
+                });
     }
 
     /** Frees the communicator if nothing can arrive any more; returns whether it is free. */
@@ -442,14 +428,12 @@ final class MpiGroup extends PeerStates {
 
     /** Makes no more calls of MPI. */
     void silence() {
-        lock.lock();
-        try {
-            if (!silent) {
-                endReceive();
-                silent = true;
-            }
-        } finally {
-            lock.unlock();
-        }
+        locked(
+                () -> {
+                    if (!silent) {
+                        endReceive();
+                        silent = true;
+                    }
+                });
     }
 }
