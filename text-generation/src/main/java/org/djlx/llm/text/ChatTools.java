@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.text;
 
-import com.google.gson.Gson;
-import com.google.gson.GsonBuilder;
 import com.google.gson.JsonObject;
-import com.google.gson.ToNumberPolicy;
 import com.google.gson.reflect.TypeToken;
 import java.util.Collections;
 import java.util.LinkedHashMap;
@@ -23,11 +20,6 @@ import org.djlx.llm.sampling.Grammar;
  */
 public record ChatTools(
         List<Tool> tools, Set<String> callable, boolean isForced, boolean isParallel) {
-
-    private static final Gson GSON =
-            new GsonBuilder()
-                    .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
-                    .create();
 
     /** Throws an {@link IllegalArgumentException} if two tools have the same name. */
     public ChatTools {
@@ -96,7 +88,7 @@ public record ChatTools(
             }
             if (parameters != null) {
                 TypeToken<Map<String, Object>> type = new TypeToken<>() {};
-                declaration.put("parameters", GSON.fromJson(parameters, type));
+                declaration.put("parameters", ToolCall.GSON.fromJson(parameters, type));
             }
             return declaration;
         }

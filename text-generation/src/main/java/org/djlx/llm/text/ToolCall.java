@@ -17,7 +17,7 @@ import org.djlx.fusedops.serving.RequestJson;
  */
 public record ToolCall(String id, String name, String arguments) {
 
-    private static final Gson GSON =
+    static final Gson GSON =
             new GsonBuilder()
                     .setObjectToNumberStrategy(ToNumberPolicy.LAZILY_PARSED_NUMBER)
                     .create();
