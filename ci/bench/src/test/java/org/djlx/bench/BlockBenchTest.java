@@ -19,7 +19,7 @@ import picocli.CommandLine;
 class BlockBenchTest {
 
     @Test
-    void measuresAndKeepsWhatItMeasured(@TempDir Path folder) throws Exception {
+    void keepsItsMeasurements(@TempDir Path folder) throws Exception {
         Path json = folder.resolve("block.json");
         StringWriter out = new StringWriter();
         CommandLine root = Main.commandLine();

@@ -46,7 +46,7 @@ class DecodeBenchTest {
     }
 
     @Test
-    void measuresAndKeepsWhatItMeasured() throws Exception {
+    void keepsItsMeasurements() throws Exception {
         Path json = folder.resolve("decode.json");
         String table =
                 run(
@@ -133,7 +133,7 @@ class DecodeBenchTest {
     }
 
     @Test
-    void saysWhatCannotBeMeasured() throws Exception {
+    void rejectsWhatItCannotMeasure() throws Exception {
         String model = folder.resolve("tiny").toString();
         ModelConfig config =
                 LlamaDirectory.config(

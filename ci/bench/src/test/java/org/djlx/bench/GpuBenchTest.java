@@ -169,7 +169,7 @@ class GpuBenchTest {
 
     /** If one rank cannot record, no rank may launch its recording. */
     @Test
-    void replaysNothingThatARankCannotRecord() {
+    void noRankReplaysIfOneCannotRecord() {
         AtomicInteger recorded = new AtomicInteger();
         Supplier<Lane> lanes =
                 () ->

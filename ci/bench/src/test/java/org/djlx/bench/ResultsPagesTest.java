@@ -34,7 +34,7 @@ class ResultsPagesTest {
     @TempDir private Path dir;
 
     @Test
-    void thePagesAreWhatTheCommandWrites() throws Exception {
+    void pagesAreUpToDate() throws Exception {
         for (Map.Entry<Path, String> page : ResultsPages.render(ROOT).entrySet()) {
             Path file = ROOT.resolve(page.getKey());
             assertTrue(Files.exists(file), () -> file + " is missing; run " + COMMAND);
@@ -59,7 +59,7 @@ class ResultsPagesTest {
     }
 
     @Test
-    void writesWhatHasChanged() throws Exception {
+    void writesOnlyChangedPages() throws Exception {
         copy();
         assertEquals("", run());
         Path readme = dir.resolve("README.md");

@@ -28,7 +28,7 @@ import picocli.CommandLine;
 class TrainBenchTest {
 
     @Test
-    void measuresAndKeepsWhatItMeasured(@TempDir Path folder) throws Exception {
+    void keepsItsMeasurements(@TempDir Path folder) throws Exception {
         Path json = folder.resolve("train.json");
         StringWriter out = new StringWriter();
         CommandLine root = Main.commandLine();

@@ -24,7 +24,7 @@ class PlanCommandTest extends CommandTest {
     }
 
     @Test
-    void eachPathIsShownBesideWhatWasMeasured() {
+    void predictionsAreShownBesideMeasuredTimes() {
         String text = run("plan --ranks 2 --shape 512,8192,8192 --op ag");
         assertTrue(
                 text.startsWith("allGatherMatmul 512, 8192, 8192, bfloat16: 2 ranks, h200"), text);

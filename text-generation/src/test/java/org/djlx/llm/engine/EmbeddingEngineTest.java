@@ -173,7 +173,7 @@ class EmbeddingEngineTest {
     }
 
     @Test
-    void cutsOffDimensionsAndNormalizesWhatIsLeft() throws IOException {
+    void cutsOffDimensionsAndNormalizesTheRest() throws IOException {
         EncoderFiles.write(directory, "bert", "", "mean_tokens");
         EncoderReference reference = new EncoderReference(directory, "");
         int[] text = {0, 5, 9, 2};

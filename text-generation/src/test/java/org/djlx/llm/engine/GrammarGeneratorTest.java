@@ -175,7 +175,7 @@ class GrammarGeneratorTest {
     }
 
     @Test
-    void theEndOfTextEndsWhereATextMayEnd() throws Exception {
+    void theEndTokenIsSampledOnlyWhereTheGrammarAllowsIt() throws Exception {
         try (TextEngine generator = generator(1, 0)) {
             int stops = 0;
             for (int seed = 0; seed < 20; seed++) {

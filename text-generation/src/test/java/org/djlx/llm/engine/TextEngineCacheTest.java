@@ -271,7 +271,7 @@ class TextEngineCacheTest {
     /** Random requests and cancels in a tiny cache. */
     @ParameterizedTest(name = "{0} ranks, {1}")
     @CsvSource({"1, BFLOAT16", "2, FLOAT32", "4, FLOAT32"})
-    void losesNoBlockWhateverIsCancelled(int ranks, ScalarType type) throws Exception {
+    void cancellingLosesNoBlock(int ranks, ScalarType type) throws Exception {
         write(type);
         List<GenerationRequest> kinds = requests(6, 40, 3);
         try (TextGenerator generator =

@@ -336,7 +336,7 @@ class TextEngineGpuTest {
     /** Alone, and with so many others that one graph cannot hold all rows. */
     @ParameterizedTest
     @ValueSource(ints = {1, 2})
-    void aSequenceGetsTheSameTokensWhateverOthersThereAre(int ranks) throws Exception {
+    void tokensDoNotDependOnOtherSequences(int ranks) throws Exception {
         List<Device> devices = List.of(gpus(ranks));
         LlamaFiles.write(directory, LlamaFiles.decodable(ScalarType.BFLOAT16, true, 32), 5);
         try (TextGenerator generator =

@@ -432,7 +432,7 @@ public class TextEngineTest {
     }
 
     @Test
-    void cancellingFreesItsPartOfTheCacheAlone() throws Exception {
+    void cancellingFreesOnlyItsOwnBlocks() throws Exception {
         try (TextEngine generator = generator(2, builder -> builder.optMaxRunning(3))) {
             GenerationRequest some = request(1, 2).optMaxTokens(40).build();
             int[] expected = tokens(generator.submit(some).await(LONG));
@@ -733,7 +733,7 @@ public class TextEngineTest {
     }
 
     @Test
-    void goesOnWhateverAListenerThrows() throws Exception {
+    void listenersMayThrow() throws Exception {
         try (TextEngine generator = generator(1, builder -> builder)) {
             CountDownLatch held = hold(generator);
             Generation one = generator.submit(request(1, 2).optMaxTokens(3).build());

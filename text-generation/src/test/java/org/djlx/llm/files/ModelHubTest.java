@@ -204,7 +204,7 @@ class ModelHubTest {
     }
 
     @Test
-    void offlineTakesWhatIsThere() throws Exception {
+    void offlineUsesDownloadedFiles() throws Exception {
         String refused = refused(builder -> builder.optOffline(true));
         assertTrue(refused.contains("org/tiny-1.0 (main) is not complete in " + folder), refused);
         Path snapshot = download();
@@ -587,7 +587,7 @@ class ModelHubTest {
     }
 
     @Test
-    void pythonFindsWhatWasDownloaded() throws Exception {
+    void pythonFindsDownloadedFiles() throws Exception {
         requireHuggingfaceHub();
         Path snapshot = download();
         hub.requests.clear();

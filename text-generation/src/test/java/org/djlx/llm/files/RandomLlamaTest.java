@@ -42,7 +42,7 @@ class RandomLlamaTest {
     }
 
     @Test
-    void isTheSameInEveryRunAndThereUntilItIsClosed() throws Exception {
+    void writesTheSameFilesInEveryRunUntilClosed() throws Exception {
         try (RandomLlama first = RandomLlama.write(SMALL, folder);
                 RandomLlama second = RandomLlama.write(SMALL, folder);
                 Safetensors weights = Safetensors.open(first.directory());

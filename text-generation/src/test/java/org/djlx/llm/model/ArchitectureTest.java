@@ -111,7 +111,7 @@ class ArchitectureTest {
 
     /** Scores that are limited, scaled or hidden do not take libtorch's attention. */
     @Test
-    void isPlainWithoutWindowCapAndScale() {
+    void attentionWithoutWindowCapAndScaleIsPlain() {
         Rope rope = Rope.of(10_000, 16);
         LayerConfig.Attention plain = LayerConfig.Attention.of(rope, 16, false);
         assertTrue(plain.isPlain(16, 1000));

@@ -91,7 +91,7 @@ class ModelConfigTest {
     }
 
     @Test
-    void readsWhatOldFilesLeaveOut() throws IOException {
+    void oldFilesGetDefaults() throws IOException {
         ModelConfig config =
                 read(
                         """
@@ -110,7 +110,7 @@ class ModelConfigTest {
     }
 
     @Test
-    void readsWhatNewFilesCallOtherwise() throws IOException {
+    void readsTheNamesOfNewFiles() throws IOException {
         Files.writeString(
                 directory.resolve("generation_config.json"), "{\"eos_token_id\": [5, 6]}");
         ModelConfig config =

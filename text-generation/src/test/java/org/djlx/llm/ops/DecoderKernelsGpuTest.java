@@ -95,7 +95,7 @@ class DecoderKernelsGpuTest {
         "BFLOAT16, false, 4, 64",
         "FLOAT16, true, 4, 128"
     })
-    void productsAreRightAndTheSameWhateverTheNumberOfRows(
+    void productsDoNotDependOnTheNumberOfRows(
             ScalarType type, boolean gated, int weightBits, int group) {
         use(weightBits, group);
         int wave = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT) * (gated ? 8 : 16);

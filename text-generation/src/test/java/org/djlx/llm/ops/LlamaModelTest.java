@@ -107,7 +107,7 @@ public class LlamaModelTest {
     }
 
     @Test
-    void theLastTokenFillsPromptsUp() {
+    void promptsArePaddedWithTheLastToken() {
         TokenBatch.Chunk first = chunk(2, 0, 1, 2, 3);
         TokenBatch.Chunk later = chunk(3, 2, 9, 8, 7, 6, 5, 4);
         try (NDManager manager = NDManager.newBaseManager()) {

@@ -32,7 +32,7 @@ class LlamaTypesTest {
 
     @ParameterizedTest
     @EnumSource(names = {"BFLOAT16", "FLOAT16"})
-    void aSequenceGetsTheSameTokensWhateverOthersThereAre(ScalarType type) throws Exception {
+    void tokensDoNotDependOnOtherSequences(ScalarType type) throws Exception {
         LlamaFiles.write(directory, wide(type), 5);
         List<GenerationRequest> requests = new ArrayList<>();
         for (int i = 0; i < 6; i++) {

@@ -80,7 +80,7 @@ class ModelWeightsTest {
     }
 
     @Test
-    void readsMatricesLargerThanWhatIsReadAtATime() throws IOException {
+    void readsLargeMatricesInPieces() throws IOException {
         ModelConfig large = LlamaFiles.config(ScalarType.BFLOAT16, true, 430_001, 7);
         LlamaFiles.write(directory, large, 1);
         try (Safetensors files = Safetensors.open(directory);

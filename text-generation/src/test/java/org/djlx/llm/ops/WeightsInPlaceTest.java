@@ -177,7 +177,7 @@ class WeightsInPlaceTest {
     }
 
     @Test
-    void partsAreQuantizedAsTheWhole() throws IOException {
+    void partsAreQuantizedLikeTheWholeMatrix() throws IOException {
         ModelConfig config = LlamaFiles.config(ScalarType.BFLOAT16, false, 430_001, 7);
         LlamaFiles.write(directory, config, 1);
         try (Safetensors files = Safetensors.open(directory);

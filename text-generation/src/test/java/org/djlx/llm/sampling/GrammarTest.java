@@ -298,7 +298,7 @@ class GrammarTest {
     }
 
     @Test
-    void refusesWhatARegularExpressionMayNotHave() {
+    void refusesUnsupportedRegularExpressions() {
         for (String regex :
                 List.of(
                         "a(?=b)",

@@ -106,7 +106,7 @@ class SamplerTest {
     }
 
     @Test
-    void penaltyLowersWhatWasSeen() {
+    void penaltyLowersSeenTokens() {
         Sampler sampler = sampler(new int[] {1, 1}, builder -> builder.optRepetitionPenalty(2));
         assertTrue(!sampler.next().isPlain());
         // The second logit, of a token in the prompt, is lowered from 4 to 2.

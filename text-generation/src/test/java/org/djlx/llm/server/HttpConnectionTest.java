@@ -299,7 +299,7 @@ class HttpConnectionTest {
     }
 
     @Test
-    void continuesWhatIsAllowedOnly() throws IOException {
+    void continuesOnlyAllowedRequests() throws IOException {
         start(TOKEN);
         String json = "{\"prompt\":\"ab\",\"max_tokens\":3}";
         String[] headers = {"Expect: 100-continue", "Authorization: Bearer " + TOKEN};

@@ -451,7 +451,7 @@ class TextApiTest {
 
     @ParameterizedTest
     @MethodSource("badRequests")
-    void badRequestsSayWhatIsWrong(Bad bad) {
+    void badRequestsGetAMessage(Bad bad) {
         ApiException e = assertThrows(ApiException.class, () -> read(bad.json));
         assertTrue(e.getMessage().contains(bad.message), e.getMessage());
         JsonObject json = json(e.toJson());
@@ -486,7 +486,7 @@ class TextApiTest {
     }
 
     @Test
-    void invocationsMayAskForNothingSpecial() {
+    void invocationsMaySendOptionsWithoutEffect() {
         GenerationRequest request =
                 read("{'inputs':'O','parameters':{'decoder_input_details':false,'n':1,"
                                 + "'best_of':1,'presence_penalty':0.0,'frequency_penalty':0,"

@@ -338,7 +338,7 @@ class ToolsTest {
     }
 
     @Test
-    void theFormatIsTheTemplates() {
+    void theTemplateDecidesTheToolFormat() {
         assertTrue(
                 read(null, "{" + CHAT + TOOLS + ",'tool_choice':'required'}")
                         .requests()

@@ -79,14 +79,14 @@ class TextStreamTest {
     }
 
     @Test
-    void holdsCharactersBackUntilTheyAreWhole() {
+    void emitsOnlyWholeCharacters() {
         assertEquals(List.of("a", "", "ü", "b", ""), stream("aüb"));
         assertEquals(List.of("", "", "", "😀", ""), stream("😀"));
         assertEquals("x", stream("x").get(0));
     }
 
     @Test
-    void givesOutHalfACharacterAtTheEnd() {
+    void emitsHalfACharacterAtTheEnd() {
         TextStream stream = new TextStream(tokenizer, List.of(), new int[] {ByteTokens.BEGIN});
         assertEquals("", stream.add(0xE2, true));
         assertEquals("\uFFFD", stream.end());
@@ -113,7 +113,7 @@ class TextStreamTest {
     }
 
     @Test
-    void givesOutWhatOnlyBeganLikeAStopString() {
+    void emitsTextThatOnlyBeganLikeAStopString() {
         assertEquals(List.of("a", "", "", "xxz", ""), stream("axxz", "xxy"));
         assertEquals(List.of("", "", "aa"), stream("aa", "aab"));
         assertEquals(List.of("", "a", "a", "", ""), stream("aaab", "ab"));
@@ -163,7 +163,7 @@ class TextStreamTest {
     }
 
     @Test
-    void refusesWhatIsNoTokenizer() throws IOException {
+    void refusesFilesThatAreNoTokenizer() throws IOException {
         Path file = Files.writeString(directory.resolve("tokenizer.json"), "{}");
         String message =
                 assertThrows(IllegalArgumentException.class, () -> ModelTokenizer.read(file))
