@@ -2,11 +2,13 @@
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
 // KV cache, argmax. Updates of optimizers.
 // Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8, int4 or packed blocks. Called by
-// org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 where the CPU has it. Links to libc only.
+// org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 and AMX where the CPU has them. Links to libc only.
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -40,14 +42,14 @@ INLINE void narrow(float x, Bf16* out) {  // to nearest, ties to even; NaN stays
   out->bits = x != x ? 0x7fc0 : (wide.bits + 0x7fff + (wide.bits >> 16 & 1)) >> 16;
 }
 
-// Quantized weights: panels of 16 outputs. A panel has groups of 128 inputs, a group a scale for each output in float32, then blocks
-// of 64 bytes with 4 inputs of each output. Inputs and outputs are filled up with zeros.
+// Quantized weights: panels of 16 outputs. A panel has groups of 128 inputs, a group a header with its scales, then blocks of 64 bytes with
+// 4 inputs of each output. Inputs and outputs are filled up with zeros. The header of INT8 and INT4 is a scale for each output in float32.
 // INT8: block 2 b has inputs 4 b to 4 b + 3, block 2 b + 1 those 64 further on; a byte is q + 128, q from -127 to 127.
 // INT4: block b has the inputs of both in nibbles, the first ones in the lower nibble: q + 8, q from -8 to 7.
 INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-// Blocks of GGUF, and INT4_ZEROS, are packed without rounding. A group has a header, then its numbers q, unsigned, in the layout of INT8 or INT4. The header
-// has, for each output of the panel:
+// Blocks of GGUF, and INT4_ZEROS, are packed without rounding. Their numbers q, unsigned, have the layout of INT8 or INT4. The header has, for
+// each output of the panel:
 // - K types: the superblock's scale d and scale of minimums m (0 if the type has no minimums), in float16; then a scale (int8) for each set
 //   of 16 or 32 inputs; then, if the type has minimums, a minimum (uint8) for each set. A weight is d * scale * (q - zero) - m * minimum.
 // - Other types: a scale for each set; then, if has_minimums, an addend for each set, in float16. A weight is scale * (q - zero) + addend.
@@ -55,10 +57,15 @@ INLINE int64_t groups(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 struct Blocks {
   int bits, set, zero;
   bool is_k, has_minimums;
-  constexpr int header() const { return is_k ? PANEL * (4 + GROUP / set * (has_minimums ? 2 : 1)) : PANEL * GROUP / set * (has_minimums ? 4 : 2); }
+  constexpr int header() const {
+    int sets = GROUP / set;
+    return sets == 1 ? 4 * PANEL : is_k ? PANEL * (4 + sets * (has_minimums ? 2 : 1)) : PANEL * sets * (has_minimums ? 4 : 2);
+  }
 };
 constexpr Blocks blocks(int type) {
   switch (type) {
+    case INT8: return {8, GROUP, 128, false, false};
+    case INT4: return {4, GROUP, 8, false, false};
     case Q4_0: return {4, 32, 8, false, false};
     case Q4_1: case INT4_ZEROS: return {4, 32, 0, false, true};
     case Q5_0: return {8, 32, 16, false, false};
@@ -72,23 +79,21 @@ constexpr Blocks blocks(int type) {
   }
 }
 
+constexpr bool is_quantized(int type) { return type == INT8 || type >= INT4; }
+
 // The bytes of a panel's group: its scales and numbers.
 INLINE int64_t group_bytes(int type) {
-  if (type == INT8 || type == INT4) return PANEL * (sizeof(float) + (type == INT8 ? GROUP : GROUP / 2));
   return blocks(type).header() + PANEL * GROUP * blocks(type).bits / 8;
 }
 
-const int SCALES = 4, SUMS = 8;  // of a group of x
-
-// Rows of x, quantized to 8 bits in groups of 128 numbers:
-// - for INT8 and INT4 weights, a group has one scale, the first of SCALES, and the total of its numbers, to correct for the weights' offset
-//   (128 or 8);
-// - for blocks, each 32 numbers have a scale, and each 16 numbers their sum times the scale.
+// Rows of x, quantized to 8 bits in groups of 128 numbers. For INT8 and INT4 weights, a group has one scale; for blocks, each 32 numbers have
+// one. A total is that of a set of numbers, to correct for the weights' zero; a sum is a total times the scale, for minimums. Sets of 16 and
+// of 32 numbers come one after the other; a set of 128 has the first place.
+const int SCALES = 4, SUMS = GROUP / 16 + GROUP / 32;  // of a group
+constexpr int sum_index(int set_size, int set) { return set + (set_size == 32 ? GROUP / 16 : 0); }
 struct Quantized {
   int8_t* numbers;
-  float* scales;
-  int* totals;
-  float* sums;
+  float *scales, *totals, *sums;
 };
 
 // Some columns of a product: weights of shape (outputs, inputs), rows stride elements apart, or quantized; bias may be null.
@@ -110,7 +115,7 @@ struct Product {
   Part part;  // the part that is multiplied, at first parts[0]; out is its first column
 
   inline __attribute__((always_inline)) void put(int64_t row, int64_t column, float sum) const {
-    float value = sum + (part.bias ? part.bias[column] : 0);
+    float value = part.bias ? sum + part.bias[column] : sum;
     float* to = out + row * width + column;
     *to = factor == 0 ? value : *to + factor * value;
   }
@@ -252,8 +257,10 @@ template <int TYPE> static void pack_panels(const void* packing, int64_t from, i
     }
 }
 
+static bool use_amx;  // with AVX-512 only
+
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512,amx-tile,amx-int8")
 #define ISA avx512
 #define LANES 16
 #define TILE 4
@@ -302,6 +309,14 @@ static void run(int threads, int64_t step, int64_t count, void (*body)(const voi
   else body(arguments, 0, count);
 }
 
+// Asks Linux for the tiles' registers, once for all threads.
+static bool allow_amx() {
+  unsigned a = 7, b, c = 0, d;
+  __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const int request_permission = 0x1023, tile_data = 18;
+  return (d >> 24 & 3) == 3 /* AMX-TILE, AMX-INT8 */ && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -314,6 +329,7 @@ int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
   if (__builtin_cpu_is("intel")) near_ahead = 4096;
   use_avx512 = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
+  use_amx = use_avx512 && allow_amx();
   return use_avx512 ? 16 : 8;
 }
 
@@ -323,13 +339,13 @@ void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count,
                        float factor, float* out) {
   Product p = {rows, inputs, width, x, factor, {}, parts, out, *parts};
   char* scratch = 0;
-  bool quantized = parts->type == INT8 || parts->type >= INT4;
+  bool quantized = is_quantized(parts->type);
   if (quantized) {
     int64_t x_groups = rows * groups(inputs);
-    scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 4 * (SCALES + SUMS + 1)) + 63) / 64 * 64);
+    scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 4 * (SCALES + 2 * SUMS)) + 63) / 64 * 64);
     float* scales = (float*)(scratch + x_groups * GROUP);
-    float* sums = scales + x_groups * SCALES;
-    p.quantized = {(int8_t*)scratch, scales, (int*)(sums + x_groups * SUMS), sums};
+    float* totals = scales + x_groups * SCALES;
+    p.quantized = {(int8_t*)scratch, scales, totals, totals + x_groups * SUMS};
     run(rows < 32 ? 1 : threads, 64, x_groups, use_avx512 ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
   int64_t outputs = 0;

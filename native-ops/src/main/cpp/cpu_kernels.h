@@ -10,11 +10,13 @@ typedef float FloatsAnywhere __attribute__((vector_size(LANES * 4), aligned(4), 
 
 INLINE Floats load(const float* p) { return *(const FloatsAnywhere*)p; }
 #if LANES == 16
+INLINE Floats broadcast(float x) { return (Floats)_mm512_set1_ps(x); }
 INLINE Floats load(const Bf16* p) { return (Floats)((Ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16); }
 INLINE Floats load(const Half* p) { return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 INLINE Floats load(const int8_t* p) { return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 INLINE Floats load(const uint8_t* p) { return (Floats)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 #else
+INLINE Floats broadcast(float x) { return (Floats)_mm256_set1_ps(x); }
 INLINE Floats load(const Bf16* p) { return (Floats)((Ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16); }
 INLINE Floats load(const Half* p) { return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 INLINE Floats load(const int8_t* p) { return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(p))); }
@@ -29,11 +31,16 @@ INLINE void store(int8_t* p, Ints v) {
   _mm_storeu_si64(p, _mm_packs_epi16(shorts, shorts));
 }
 #endif
-INLINE Floats broadcast(float x) { return Floats{} + x; }
+const int VECTORS = PANEL / LANES;
 
+// x + y z and x - y z, rounded once, whatever the compiler makes of other sums.
 #if LANES == 16
+INLINE Floats plus(Floats x, Floats y, Floats z) { return (Floats)_mm512_fmadd_ps((__m512)y, (__m512)z, (__m512)x); }
+INLINE Floats minus(Floats x, Floats y, Floats z) { return (Floats)_mm512_fnmadd_ps((__m512)y, (__m512)z, (__m512)x); }
 INLINE float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
 #else
+INLINE Floats plus(Floats x, Floats y, Floats z) { return (Floats)_mm256_fmadd_ps((__m256)y, (__m256)z, (__m256)x); }
+INLINE Floats minus(Floats x, Floats y, Floats z) { return (Floats)_mm256_fnmadd_ps((__m256)y, (__m256)z, (__m256)x); }
 INLINE float sum(Floats v) {
   __m128 four = _mm256_castps256_ps128((__m256)v) + _mm256_extractf128_ps((__m256)v, 1);
   __m128 two = four + _mm_movehl_ps(four, four);
@@ -153,10 +160,11 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
     float x[GROUP];
     copy_group(p.x + i / count * p.inputs, p.inputs, i % count, x);
     int8_t* numbers = p.quantized.numbers + i * GROUP;
+    float *scales = p.quantized.scales + i * SCALES, *totals = p.quantized.totals + i * SUMS, *sums = p.quantized.sums + i * SUMS;
     if (p.part.type <= INT4) {
       float most = fabsf(largest(x));
-      p.quantized.totals[i] = round8(x, GROUP, 127 / most, 127, numbers);
-      p.quantized.scales[i * SCALES] = most / 127;
+      totals[0] = round8(x, GROUP, 127 / most, 127, numbers);
+      scales[0] = most / 127;
       continue;
     }
     for (int j = 0; j < GROUP; j += 32) {
@@ -166,10 +174,12 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
         magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
       }
       for (int k = 1; k < LANES; k++) magnitudes[0] = magnitudes[k] > magnitudes[0] ? magnitudes[k] : magnitudes[0];
-      float most = ((Floats)magnitudes)[0];
-      p.quantized.scales[i * SCALES + j / 32] = most / 127;
-      for (int k = j; k < j + 32; k += 16) p.quantized.sums[i * SUMS + k / 16] = most / 127 * round8(x + k, 16, 127 / most, 127, numbers + k);
+      float most = ((Floats)magnitudes)[0], *of16 = totals + j / 16;
+      scales[j / 32] = most / 127;
+      for (int k = 0; k < 2; k++) of16[k] = round8(x + j + k * 16, 16, 127 / most, 127, numbers + j + k * 16);
+      totals[sum_index(32, j / 32)] = of16[0] + of16[1];
     }
+    for (int j = 0; j < SUMS; j++) sums[j] = scales[j < GROUP / 16 ? j / 2 : j - GROUP / 16] * totals[j];
   }
 }
 
@@ -238,112 +248,174 @@ template <class T, int COLUMNS, int N> INLINE void tile_float(const Product& p, 
     for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c][0] + acc[r][c][1]));
 }
 
-// Multiplies N rows of x by a panel of quantized weights. Sums of a group are exact; they are added up in the order of the inputs.
-template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
-  const int vectors = PANEL / LANES;
-  int64_t count = groups(p.inputs);
-  const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
-  Floats acc[N][vectors] = {};
-  for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
-    Ints s[N][2][vectors];  // of the first and the second half of the group's inputs
-    const int8_t* x[N];
-    for (int r = 0; r < N; r++) {
-      int64_t at = (row + r) * count + g;
-      x[r] = p.quantized.numbers + at * GROUP;
-      for (int v = 0; v < vectors; v++) s[r][0][v] = Ints{} + (TYPE == INT8 ? -128 : -8) * p.quantized.totals[at], s[r][1][v] = Ints{};
+// Adds the integer sums of a set, which are exact, to the group's sums of N rows. w: the group.
+template <int TYPE, int N>
+INLINE void add_set(const Product& p, int64_t row, int64_t g, const char* w, int set, const Ints (*s)[VECTORS], Floats (*group)[VECTORS],
+                    Floats (*minimums)[VECTORS]) {
+  constexpr Blocks of = blocks(TYPE);
+  constexpr int sets = GROUP / of.set;
+  for (int v = 0; v < VECTORS; v++) {
+    Floats scale, minimum = {};
+    if (sets == 1) {
+      scale = load((const float*)w + v * LANES);
+    } else if (of.is_k) {
+      const int8_t* scales = (const int8_t*)w + PANEL * (4 + set) + v * LANES;
+      scale = load(scales);
+      if (of.has_minimums) minimum = load((const uint8_t*)scales + PANEL * sets);
+    } else {
+      const Half* scales = (const Half*)w + PANEL * set + v * LANES;
+      scale = load(scales);
+      if (of.has_minimums) minimum = load(scales + PANEL * sets);
+      if (TYPE == INT4_ZEROS) minimum *= -scale;
     }
-    for (int b = 0; b < GROUP / 2; b += 4)
-      for (int v = 0; v < vectors; v++) {
-        const char* block = w + PANEL * (4 + b * (TYPE == INT8 ? 2 : 1)) + v * LANES * 4;
-        Bytes first = bytes(block), second = TYPE == INT8 ? bytes(block + 4 * PANEL) : nibbles(first, 4);
-        if (TYPE == INT4) first = nibbles(first, 0);
-        if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
-        if (row == 0 && v == 0 && TYPE == INT8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
-        for (int r = 0; r < N; r++) {
-          Bytes x0 = broadcast4(x[r] + b), x1 = broadcast4(x[r] + GROUP / 2 + b);
-          if (TYPE == INT4) {
-            dot4_int4(&s[r][0][v], &s[r][1][v], first, second, x0, x1);
-          } else {
-            s[r][0][v] = dot4(s[r][0][v], first, x0);
-            s[r][1][v] = dot4(s[r][1][v], second, x1);
-          }
-        }
-      }
-    for (int r = 0; r < N; r++)
-      for (int v = 0; v < vectors; v++)
-        acc[r][v] += __builtin_convertvector(s[r][0][v] + s[r][1][v], Floats) *
-                     (p.quantized.scales[((row + r) * count + g) * SCALES] * load((const float*)w + v * LANES));
+    for (int r = 0; r < N; r++) {
+      int64_t at = (row + r) * groups(p.inputs) + g, sum = at * SUMS + sum_index(of.set, set);
+      Floats dot = __builtin_convertvector(s[r][v], Floats);
+      if (of.zero) dot = minus(dot, broadcast(of.zero), broadcast(p.quantized.totals[sum]));  // exact
+      group[r][v] = plus(group[r][v], dot, p.quantized.scales[at * SCALES + set * of.set / 32] * scale);
+      if (of.has_minimums) minimums[r][v] = plus(minimums[r][v], minimum, broadcast(p.quantized.sums[sum]));
+    }
   }
-  for (int r = 0; r < N; r++)
-    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
 }
 
-// Multiplies N rows of x by a panel of packed blocks. The integer sums of a set are exact.
-template <int TYPE, int N> INLINE void tile_blocks(const Product& p, int64_t row, int64_t column) {
+// Adds the sums of a group to those of N rows.
+template <int TYPE, int N>
+INLINE void add_group(const char* w, const Floats (*group)[VECTORS], const Floats (*minimums)[VECTORS], Floats (*acc)[VECTORS]) {
   constexpr Blocks of = blocks(TYPE);
-  constexpr int vectors = PANEL / LANES, sets = GROUP / of.set;
+  for (int v = 0; v < VECTORS; v++) {
+    Floats scale = broadcast(1), of_minimums = broadcast(-1);  // types other than K: minimums are addends
+    if (of.is_k) scale = load((const Half*)w + v * LANES), of_minimums = load((const Half*)w + PANEL + v * LANES);
+    for (int r = 0; r < N; r++) {
+      acc[r][v] = plus(acc[r][v], group[r][v], scale);
+      if (of.has_minimums) acc[r][v] = minus(acc[r][v], minimums[r][v], of_minimums);
+    }
+  }
+}
+
+// Writes a panel of N rows.
+template <int N> INLINE void put_panel(const Product& p, int64_t row, int64_t column, const Floats (*acc)[VECTORS]) {
+  for (int r = 0; r < N; r++)
+    for (int v = 0; v < VECTORS; v++, column += LANES) {
+      float* to = p.out + (row + r) * p.width + column;
+      Floats value = acc[r][v];
+      if (column + LANES > p.part.outputs) {
+        for (int i = 0; column + i < p.part.outputs; i++) p.put(row + r, column + i, value[i]);
+      } else {
+        if (p.part.bias) value += load(p.part.bias + column);
+        store(to, p.factor == 0 ? value : load(to) + p.factor * value);
+      }
+      if (v == VECTORS - 1) column -= PANEL;
+    }
+}
+
+// Multiplies N rows of x by a panel of quantized weights; groups are added up in the order of the inputs.
+template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t row, int64_t column) {
+  constexpr Blocks of = blocks(TYPE);
+  constexpr int sets = GROUP / of.set, length = sets == 1 ? GROUP / 2 : of.set;
   int64_t count = groups(p.inputs);
   const char* w = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
-  Floats acc[N][vectors] = {};
+  Floats acc[N][VECTORS] = {};
   for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
-    Floats group[N][vectors] = {}, minimums[N][vectors] = {};
-    for (int first_set = 0; first_set < sets / 2; first_set++) {
-      Ints s[N][2][vectors] = {};
-      for (int b = first_set * of.set; b < (first_set + 1) * of.set; b += 4)
-        for (int v = 0; v < vectors; v++) {
+    Floats group[N][VECTORS] = {}, minimums[N][VECTORS] = {};
+    for (int first = 0; first < GROUP / 2; first += length) {
+      Ints s[2][N][VECTORS] = {};  // of the first and the second half of the group's inputs
+      for (int b = first; b < first + length; b += 4)
+        for (int v = 0; v < VECTORS; v++) {
           const char* block = w + of.header() + PANEL * b * (of.bits / 4) + v * LANES * 4;
-          Bytes first = bytes(block), second = of.bits == 8 ? bytes(block + 4 * PANEL) : nibbles(first, 4);
-          if (of.bits == 4) first = nibbles(first, 0);
+          Bytes w0 = bytes(block), w1 = of.bits == 8 ? bytes(block + 4 * PANEL) : nibbles(w0, 4);
+          if (of.bits == 4) w0 = nibbles(w0, 0);
           if (row == 0 && v == 0) __builtin_prefetch(block + near_ahead, 0, 2);  // the line of all vectors
           if (row == 0 && v == 0 && of.bits == 8) __builtin_prefetch(block + 4 * PANEL + near_ahead, 0, 2);
-          if (row == 0 && v == 0 && b * 16 < of.header()) __builtin_prefetch(w + b * 16 + near_ahead, 0, 2);
+          if (row == 0 && v == 0 && PANEL * b < of.header()) __builtin_prefetch(w + PANEL * b + near_ahead, 0, 2);
           for (int r = 0; r < N; r++) {
             const int8_t* x = p.quantized.numbers + ((row + r) * count + g) * GROUP + b;
             Bytes x0 = broadcast4(x), x1 = broadcast4(x + GROUP / 2);
-            s[r][0][v] = TYPE == Q8_0 ? dot4(s[r][0][v], first, x0) : dot4_small(s[r][0][v], first, x0);
-            s[r][1][v] = TYPE == Q8_0 ? dot4(s[r][1][v], second, x1) : dot4_small(s[r][1][v], second, x1);
+            if (TYPE == INT4) {
+              dot4_int4(&s[0][r][v], &s[1][r][v], w0, w1, x0, x1);
+            } else {
+              s[0][r][v] = of.zero == 128 ? dot4(s[0][r][v], w0, x0) : dot4_small(s[0][r][v], w0, x0);
+              s[1][r][v] = of.zero == 128 ? dot4(s[1][r][v], w1, x1) : dot4_small(s[1][r][v], w1, x1);
+            }
           }
         }
-      for (int half = 0; half < 2; half++)
-        for (int v = 0; v < vectors; v++) {
-          int set = first_set + half * sets / 2;
-          Floats scale, minimum = {};
-          if (of.is_k) {
-            const int8_t* scales = (const int8_t*)w + PANEL * (4 + set) + v * LANES;
-            scale = load(scales);
-            if (of.has_minimums) minimum = load((const uint8_t*)scales + PANEL * sets);
-          } else {
-            const Half* scales = (const Half*)w + PANEL * set + v * LANES;
-            scale = load(scales);
-            if (of.has_minimums) minimum = load(scales + PANEL * sets);
-            if (TYPE == INT4_ZEROS) minimum *= -scale;
-          }
-          for (int r = 0; r < N; r++) {
-            int64_t at = (row + r) * count + g;
-            const float* sums = p.quantized.sums + at * SUMS + set * (of.set / 16);
-            float sum = of.set == 16 ? sums[0] : sums[0] + sums[1];
-            Floats dot = __builtin_convertvector(s[r][half][v], Floats) * p.quantized.scales[at * SCALES + set * of.set / 32];
-            group[r][v] += (of.zero ? dot - of.zero * sum : dot) * scale;
-            if (of.has_minimums) minimums[r][v] += minimum * sum;
-          }
-        }
+      if (sets == 1)
+        for (int r = 0; r < N; r++)
+          for (int v = 0; v < VECTORS; v++) s[0][r][v] += s[1][r][v];
+      add_set<TYPE, N>(p, row, g, w, first / of.set, s[0], group, minimums);
+      if (sets > 1) add_set<TYPE, N>(p, row, g, w, (first + GROUP / 2) / of.set, s[1], group, minimums);
     }
-    for (int v = 0; v < vectors; v++) {
-      Floats scale = broadcast(1), of_minimums = broadcast(-1);  // types other than K: minimums are addends
-      if (of.is_k) scale = load((const Half*)w + v * LANES), of_minimums = load((const Half*)w + PANEL + v * LANES);
-      for (int r = 0; r < N; r++) {
-        acc[r][v] += group[r][v] * scale;
-        if (of.has_minimums) acc[r][v] -= minimums[r][v] * of_minimums;
-      }
-    }
+    add_group<TYPE, N>(w, group, minimums, acc);
   }
-  for (int r = 0; r < N; r++)
-    for (int i = 0; i < PANEL && column + i < p.part.outputs; i++) p.put(row + r, column + i, acc[r][i / LANES][i % LANES]);
+  put_panel<N>(p, row, column, acc);
 }
 
+#if LANES == 16
+const int MATRIX = 16;  // rows of a tile of AMX
+
+// GCC 12's intrinsics of AMX do not say that they read memory, so stores before them might be left out.
+INLINE void written(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
+
+// Multiplies whole tiles of rows by a panel, with AMX: 16 rows by 16 outputs by the inputs of a set, at most 64. The results have the bits of
+// tile_quantized. Returns the first row that is left. scratch: the numbers of a panel of 4 bits, as if they had 8.
+template <int TYPE> int64_t matrices(const Product& p, int64_t column, char* scratch) {
+  constexpr Blocks of = blocks(TYPE);
+  constexpr int sets = GROUP / of.set, at_a_time = 4;
+  int64_t count = groups(p.inputs), row = 0;
+  const char* panel = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
+  if (of.bits == 4)
+    for (int64_t g = 0; g < count; g++)
+      for (int i = 0; i < PANEL * GROUP / 2; i += 64) {
+        Bytes both = bytes(panel + g * group_bytes(TYPE) + of.header() + i);
+        char* to = scratch + g * PANEL * GROUP + 2 * i;
+        _mm512_store_si512(to, nibbles(both, 0));
+        _mm512_store_si512(to + 64, nibbles(both, 4));
+      }
+  written(scratch);
+  for (; row + MATRIX <= p.rows; row += MATRIX) {
+    Floats acc[MATRIX][VECTORS] = {};
+    const char* w = panel;
+    for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
+      const char* numbers = of.bits == 4 ? scratch + g * PANEL * GROUP : w + of.header();
+      const int8_t* x = p.quantized.numbers + (row * count + g) * GROUP;
+      Ints s[sets][MATRIX][VECTORS];
+      for (int set = 0; set < sets; set++) {
+        _tile_zero(0);
+        for (int i = set * of.set; i < (set + 1) * of.set; i += 64) {
+          _tile_loadd(1, x + i, count * GROUP);
+          _tile_loadd(2, numbers + i % (GROUP / 2) * 2 * PANEL + i / (GROUP / 2) * 64, 128);
+          _tile_dpbsud(0, 1, 2);
+        }
+        _tile_stored(0, s[set], 64);
+      }
+      for (int r = 0; r < MATRIX; r += at_a_time) {
+        Floats group[at_a_time][VECTORS] = {}, minimums[at_a_time][VECTORS] = {};
+        for (int i = 0; i < sets; i++) {
+          int set = i / 2 + i % 2 * (sets / 2);  // tile_quantized's order
+          add_set<TYPE, at_a_time>(p, row + r, g, w, set, s[set] + r, group, minimums);
+        }
+        add_group<TYPE, at_a_time>(w, group, minimums, acc + r);
+      }
+    }
+    put_panel<MATRIX>(p, row, column, acc);
+  }
+  return row;
+}
+
+// Sets the shapes of tiles: 0 has sums, 1 numbers of x, 2 those of weights.
+INLINE void configure_tiles(int set) {
+  int bytes = set < 64 ? set : 64;
+  struct {
+    uint8_t palette, start, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+  } shapes = {1, 0, {}, {4 * PANEL, (uint16_t)bytes, 4 * PANEL}, {MATRIX, MATRIX, (uint8_t)(bytes / 4)}};
+  written(&shapes);
+  _tile_loadconfig(&shapes);
+}
+#endif
+
 template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
-  if (TYPE == INT8 || TYPE == INT4) tile_quantized<TYPE, N>(p, row, column);
-  else if (TYPE > INT4) tile_blocks<TYPE, N>(p, row, column);
+  if (is_quantized(TYPE)) tile_quantized<TYPE, N>(p, row, column);
   else if (TYPE == FLOAT32) tile_float<float, COLUMNS, N>(p, row, column);
   else if (TYPE == FLOAT16) tile_float<Half, COLUMNS, N>(p, row, column);
   else tile_float<Bf16, COLUMNS, N>(p, row, column);
@@ -370,7 +442,22 @@ template <int TYPE> void multiply_float(const Product& p, int64_t from, int64_t 
 
 // `from` is the first output of a panel.
 template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
-  for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, (TYPE > INT4 ? TILE : 2 * TILE)>(p, 0, p.rows, column);
+  int64_t row = 0;
+#if LANES == 16
+  bool by_matrices = use_amx && p.rows >= MATRIX;
+  char* scratch = by_matrices && blocks(TYPE).bits == 4 ? (char*)aligned_alloc(64, groups(p.inputs) * PANEL * GROUP) : 0;
+  if (by_matrices) configure_tiles(blocks(TYPE).set);
+#endif
+  for (int64_t column = from; column < to; column += PANEL) {
+#if LANES == 16
+    if (by_matrices) row = matrices<TYPE>(p, column, scratch);
+#endif
+    tiles<TYPE, PANEL, (TYPE > INT4 ? TILE : 2 * TILE)>(p, row, p.rows, column);
+  }
+#if LANES == 16
+  if (by_matrices) _tile_release();
+  free(scratch);
+#endif
 }
 
 void multiply_part(const Product& p, int64_t from, int64_t to) {
