@@ -444,7 +444,7 @@ template <int TYPE> void multiply_float(const Product& p, int64_t from, int64_t 
 template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
   int64_t row = 0;
 #if LANES == 16
-  bool by_matrices = use_amx && p.rows >= MATRIX;
+  bool by_matrices = use_amx && p.rows >= MATRIX && blocks(TYPE).set > 16;  // storing the sums of smaller sets takes longer
   char* scratch = by_matrices && blocks(TYPE).bits == 4 ? (char*)aligned_alloc(64, groups(p.inputs) * PANEL * GROUP) : 0;
   if (by_matrices) configure_tiles(blocks(TYPE).set);
 #endif
