@@ -85,6 +85,30 @@ class NewGroupFailureTest {
         }
     }
 
+    @Test
+    void newGroupDoesNotWaitForARankWhoseBackendRefusesItsOptions() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, TEN_SECONDS);
+        List<FutureTask<ProcessGroup>> tasks =
+                groups.stream().map(NewGroupFailureTest::newGroupWithOtherOptions).toList();
+        tasks.forEach(task -> new Thread(task).start());
+        Throwable own = assertThrows(ExecutionException.class, tasks.get(2)::get).getCause();
+        assertEquals(IllegalArgumentException.class, own.getClass(), own.toString());
+        Throwable other = assertThrows(ExecutionException.class, tasks.get(1)::get).getCause();
+        assertFalse(other instanceof CollectiveTimeoutException, other.toString());
+        assertTrue(other.getMessage().contains("rank 2 of group 'local"), other.toString());
+        assertTrue(other.getMessage().contains("NcclOptions"), other.toString());
+        assertFalse(tasks.get(0).get().isMember());
+        for (ProcessGroup group : groups) {
+            assertEquals(Optional.empty(), group.failure());
+            group.destroy();
+        }
+    }
+
+    private static FutureTask<ProcessGroup> newGroupWithOtherOptions(ProcessGroup group) {
+        BackendOptions options = group.rank() == 2 ? NcclOptions.builder().build() : TEN_SECONDS;
+        return new FutureTask<>(() -> group.newGroup(List.of(1, 2), "part", "shm", options));
+    }
+
     /** Rank 1 takes part until the exchange through the store, then destroys the group. */
     @Test
     void splitDoesNotWaitForARankThatDestroyedTheGroup() throws Exception {

@@ -12,6 +12,7 @@ import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Function;
 import java.util.stream.IntStream;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.Work;
@@ -22,6 +23,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.store.PrefixStore;
 import org.djlx.collectives.store.Store;
+import org.djlx.nativeops.host.FailureText;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -42,6 +44,7 @@ final class SubGroups {
     private static final OpType SPLIT = new OpType("split");
     private static final int MAX_NAME = 200; // bytes
     private static final int MAX_BACKEND = 56; // bytes that are compared
+    private static final String FAILURE = "newGroup failed"; // key of a member's reason
 
     private final RankGroup parent;
     private final String backend;
@@ -272,7 +275,7 @@ final class SubGroups {
         RankGroup group;
         try {
             group = part.apply(begun);
-        } catch (RuntimeException e) {
+        } catch (RuntimeException | Error e) { // Error: a library is missing on this host.
             try {
                 parent.barrier().await();
             } catch (RuntimeException late) {
@@ -309,8 +312,37 @@ final class SubGroups {
                         store,
                         options.orElse(context.options()),
                         options.isEmpty() ? parent.device() : null,
-                        begun::exception);
-        return RankGroup.part(parent, part, join(part, members, color), ranks);
+                        () -> begun.exception().or(() -> failure(store)));
+        try {
+            return RankGroup.part(parent, part, join(part, members, color), ranks);
+        } catch (RuntimeException | Error e) {
+            announce(store, e);
+            throw e;
+        }
+    }
+
+    /** Ends the other members' wait for this rank. At a timeout they have timeouts of their own. */
+    private void announce(Store store, Throwable failure) {
+        if (failure instanceof CollectiveTimeoutException) {
+            return;
+        }
+        String reason =
+                "rank %d of group '%s' failed: %s"
+                        .formatted(parent.rank(), parent.name(), FailureText.of(failure));
+        try { // The first failure is the cause.
+            store.compareSet(FAILURE, new byte[0], reason.getBytes(StandardCharsets.UTF_8));
+        } catch (RuntimeException e) {
+            failure.addSuppressed(e);
+        }
+    }
+
+    /** Returns why a member cannot create its part, if it has announced that. */
+    private static Optional<Throwable> failure(Store store) {
+        if (!store.check(List.of(FAILURE))) {
+            return Optional.empty();
+        }
+        String reason = new String(store.get(FAILURE), StandardCharsets.UTF_8);
+        return Optional.of(new CollectiveException(reason));
     }
 
     /** Creates the backend; a timeout names missing ranks by their rank in the parent. */
