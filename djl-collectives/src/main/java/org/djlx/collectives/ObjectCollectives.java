@@ -16,6 +16,7 @@ import org.djlx.collectives.internal.group.HostWait;
 import org.djlx.collectives.internal.group.ObjectCodec;
 import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.spi.OpType;
+import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.host.FailureText;
 import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
@@ -76,7 +77,6 @@ public final class ObjectCollectives {
     // A rank's header: int size of its largest object, or -1 on failure; int limit; failure reason.
     private static final int HEADER_BYTES = 256;
     private static final int REASON = 2 * Integer.BYTES;
-    private static final int TAG = Integer.MIN_VALUE; // of messages; users' tags are not negative
 
     private final RankGroup group;
     private final ObjectCodec codec;
@@ -263,7 +263,7 @@ public final class ObjectCollectives {
     }
 
     private void message(OpType type, NDArray tensor, int peer) {
-        HostWait.await(group.issueMessage(type, tensor, peer, TAG));
+        HostWait.await(group.issueMessage(type, tensor, peer, Operation.OBJECT_LIST_TAG));
     }
 
     private void checkMessage(String call, int peer, NDArray answer, Throwable ownFailure) {

@@ -42,6 +42,9 @@ public final class Operation {
     /** The number of words of a signature. */
     public static final int SIGNATURE_WORDS = 16;
 
+    /** The tag of messages with lists of objects; monitoredBarrier has the other negative tags. */
+    public static final int OBJECT_LIST_TAG = Integer.MIN_VALUE;
+
     private static final int HEADER = OpType.WORDS;
     private static final int DETAIL = HEADER + 1;
     private static final int SHAPE = DETAIL + 1;
@@ -445,9 +448,12 @@ public final class Operation {
         if (isPointToPoint(signature)) {
             text.append(index < 0 ? "" : ", rank " + index);
             long tag = signature[DETAIL];
-            return text.append(tag < 0 ? ", of monitoredBarrier" : ", tag " + tag)
-                    .append(')')
-                    .toString();
+            if (tag == OBJECT_LIST_TAG) {
+                text.append(", of an object list");
+            } else {
+                text.append(tag < 0 ? ", of monitoredBarrier" : ", tag " + tag);
+            }
+            return text.append(')').toString();
         }
         if (reduce > 0) {
             text.append(", ").append(reduceOp(signature));

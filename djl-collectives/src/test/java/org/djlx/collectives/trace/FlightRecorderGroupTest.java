@@ -26,6 +26,7 @@ import javax.management.ObjectName;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
 import org.djlx.collectives.CollectiveTimeoutException;
+import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -159,6 +160,20 @@ class FlightRecorderGroupTest {
         assertTrue(dump.reason().contains("rank 1, of monitoredBarrier"), dump::reason);
         assertEquals(List.of(1), dump.missingRanks());
         assertEquals(3, dump.entries().size());
+    }
+
+    @Test
+    void messagesOfObjectListsAreNamed() {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, PATIENT);
+        try {
+            ObjectCollectives hasty = new ObjectCollectives(groups.get(0).withTimeout(SHORT));
+            String message =
+                    assertThrows(CollectiveTimeoutException.class, () -> hasty.recvObjectList(1))
+                            .getMessage();
+            assertTrue(message.contains("rank 1, of an object list)"), message);
+        } finally {
+            destroy(groups);
+        }
     }
 
     @Test
