@@ -63,8 +63,15 @@ class DebugLevelTest {
                                 (g, t) -> g.allReduceCoalesced(List.of(t), ReduceOp.SUM));
         calls.forEach((name, call) -> assertNanFound(name, ScalarType.FLOAT32, call));
         for (ScalarType type :
-                List.of(ScalarType.FLOAT64, ScalarType.FLOAT16, ScalarType.BFLOAT16)) {
+                List.of(
+                        ScalarType.FLOAT64,
+                        ScalarType.FLOAT16,
+                        ScalarType.BFLOAT16,
+                        ScalarType.COMPLEX64)) {
             assertNanFound("allReduce", type, calls.get("allReduce"));
+        }
+        for (ScalarType type : List.of(ScalarType.FLOAT8_E4M3FN, ScalarType.FLOAT8_E5M2)) {
+            assertNanFound("broadcast", type, calls.get("broadcast"));
         }
     }
 

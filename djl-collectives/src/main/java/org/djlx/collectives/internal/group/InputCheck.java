@@ -25,7 +25,11 @@ final class InputCheck {
                     ScalarType.FLOAT64,
                     ScalarType.FLOAT32,
                     ScalarType.FLOAT16,
-                    ScalarType.BFLOAT16);
+                    ScalarType.BFLOAT16,
+                    ScalarType.COMPLEX64,
+                    ScalarType.COMPLEX128,
+                    ScalarType.FLOAT8_E4M3FN,
+                    ScalarType.FLOAT8_E5M2);
 
     private InputCheck() {}
 
@@ -37,9 +41,11 @@ final class InputCheck {
         }
         long count;
         long first;
-        try (NDArray nan = input.isNaN();
-                NDArray wide = nan.toType(DataType.INT64, false);
-                NDArray ones = wide.flatten();
+        boolean wide = info.type().itemSize() > 1; // libtorch has no isnan of float8
+        try (NDArray cast = wide ? null : Torch.cast(input, ScalarType.FLOAT32);
+                NDArray nan = (wide ? input : cast).isNaN();
+                NDArray counts = nan.toType(DataType.INT64, false);
+                NDArray ones = counts.flatten();
                 NDArray sum = ones.sum();
                 NDArray place = ones.argMax()) {
             CurrentStreams.await(input.getDevice());
