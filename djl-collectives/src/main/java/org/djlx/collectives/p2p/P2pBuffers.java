@@ -31,8 +31,8 @@ import org.djlx.nativeops.torch.Torch;
  *   <li><b>Buffer</b>: the first {@link #bufferSize()} bytes, for data that an operation exchanges.
  *       Its contents are arbitrary when the operation starts.
  *   <li><b>Half</b>: the part of the buffer that an operation writes, see {@link #half}. On CPUs,
- *       operation n uses half n mod 2. On GPUs, operations use the second half; the first half is
- *       that of FUSED operators.
+ *       operation n uses half n mod 2. On GPUs, operations use the second half; FUSED operators and
+ *       collectives by copy engines also use the first.
  *   <li><b>Heap</b>: the next {@link #heapSize()} bytes, for arrays of the {@link #allocator()}.
  *   <li><b>Signal</b>: a word that one rank sets and one other rank waits for. A rank that sees a
  *       signal also sees everything that the sender wrote before it (release and acquire).

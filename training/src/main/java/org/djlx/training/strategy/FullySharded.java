@@ -25,7 +25,7 @@ import org.djlx.training.internal.Replica;
 
 /**
  * Ranks divide parameters, gradients and the optimizer's state ({@link RankShards}); each has whole
- * buffers only. The block's own arrays are closed until the trainer is.
+ * statistics only. The block's own arrays are closed until the trainer is.
  */
 final class FullySharded implements ParameterStrategy {
 
@@ -61,10 +61,10 @@ final class FullySharded implements ParameterStrategy {
     }
 
     /**
-     * Lets libtorch free the memory of the whole parameters: it would keep it, and put one shard or
-     * state of the optimizer in the place of two. Not with a group of the program: ranks with
-     * trainers of their own may be in this JVM, and freeing would wait for kernels that wait for
-     * this rank.
+     * Lets libtorch free the memory of the whole parameters. It would keep it for later arrays: a
+     * shard of half of a parameter would take the place of the whole one, as two do not quite fit.
+     * Not with a group of the program: ranks with trainers of their own may be in this JVM, and
+     * freeing would wait for kernels that wait for this rank.
      */
     private void releaseWhole() {
         if (ranks.openedGroups() && ranks.first().device().isGpu()) {

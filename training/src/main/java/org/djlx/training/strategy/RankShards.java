@@ -35,8 +35,9 @@ import org.djlx.training.internal.Replica;
 /**
  * One rank's shards of a block's parameters (ZeRO stage 3, Rajbhandari et al., 2020, <a
  * href="https://arxiv.org/abs/1910.02054">arXiv:1910.02054</a>; PyTorch's FSDP). Stages, gathers
- * and reductions: docs/design/data-parallel-step.md, Fully sharded. The optimizer updates one view
- * of the shard for each parameter, under the parameter's id.
+ * and reductions: docs/design/data-parallel-step.md, Fully sharded. Gathers start in {@link #visit}
+ * and {@link Recorded#begin}, ahead of the pass, or when a stage is used. The optimizer updates one
+ * view of the shard for each parameter, under the parameter's id.
  */
 final class RankShards implements RankStore.Units {
 

@@ -69,7 +69,7 @@ final class ShardedStage {
         return mesh;
     }
 
-    /** {@return the stage's parameters, one for each element type; filled by {@link RankShards}} */
+    /** {@return the stage's parameters, one for each element type; filled by {@link StageTree}} */
     List<FlatParameter> flats() {
         return flats;
     }

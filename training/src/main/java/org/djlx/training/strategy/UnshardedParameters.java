@@ -15,7 +15,10 @@ import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.Replica;
 
-/** A stage's whole parameters in one memory. Blocks compute with its arrays. */
+/**
+ * A stage's whole parameters, a row for each element type, and the all-gather that fills them.
+ * Blocks compute with its arrays.
+ */
 final class UnshardedParameters {
 
     private final ShardedStage stage;
@@ -111,7 +114,7 @@ final class UnshardedParameters {
 
     private void complete() {
         Work running = gathering;
-        gathering = null; // Also if it fails: free() then does not wait for it again.
+        gathering = null; // Also if it fails: a later await() does not wait again.
         if (running == null) {
             return;
         }

@@ -6,14 +6,14 @@
  * GradientNorm      the norm of gradients that are divided among ranks
  * OneMemory         ranks of a JVM share the parameters on a CPU
  * ParameterSlot     memory in which stages are gathered one after the other
- * RankShards        one rank's FSDP shards: starts all-gathers and reduce-scatters, stage by stage
+ * RankShards        one rank's FSDP shards: decides when stages are gathered, reduces their gradients
  * Replicated        DDP: each rank has all parameters
  * ShardedOptimizer  ZeRO stage 1: ranks divide the optimizer's state
  * ShardedStage      a block that is gathered as a whole: when its parameters are there
  * StageContext      what the stages of a rank share
  * StageTree         the stages of a model, with this rank's shards
  * StagedForward     forward pass of one rank, cut between the blocks of a SequentialBlock
- * UnshardedParameters  a stage's gathered parameters, in one memory
+ * UnshardedParameters  a stage's gathered parameters; issues the all-gather
  * WholeParameters   base class of strategies that keep whole parameters on each rank
  */
 /**

@@ -23,7 +23,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * wait and to reduce. A collective runs in rounds; the invariants stand in {@code
  * docs/design/collectives.md}, Copies. In a half of the buffer each source rank has a window.
  *
- * <p>The caller's lock orders the collectives of a group.
+ * <p>{@link P2pQueue} orders the collectives of a group; the lock of an object guards its events.
  */
 final class CopyExchange implements Exchange {
 
@@ -32,8 +32,8 @@ final class CopyExchange implements Exchange {
     // Smaller pieces do not keep the links busy, and each costs a barrier.
     private static final long MIN_PIECE = 4 << 20;
 
-    // Of a part, if their size allows it. With 2, 3 and 6 a fully sharded step of 2 H200s, 48 parts
-    // of 67 MB, takes 16.4, 19.3 and 24.1 ms, and beside long matmuls 38.5, 38.3 and 37.9.
+    // Pieces of a part, if their size allows it. More overlap better, and cost the host calls:
+    // docs/design/experiments/training.md, FULL_SHARD.
     private static final int PIECES = 2;
 
     private final P2pRegion region;
@@ -113,7 +113,7 @@ final class CopyExchange implements Exchange {
                 }
             }
             if (done > 0) {
-                run.stream().waitEvent(taken);
+                run.stream().waitEvent(taken); // Invariant 3: before the barrier, not the copies.
             }
             signals.meet(run.stream(), run.timeout());
             arrived.record(run.stream());
@@ -216,7 +216,10 @@ final class CopyExchange implements Exchange {
         end(run);
     }
 
-    /** All-reduces a tensor in place. 16-bit types are summed as in {@link Reductions}. */
+    /**
+     * All-reduces a tensor in place: each rank sends it whole to all others. 16-bit types are
+     * summed as in {@link Reductions}.
+     */
     void allReduce(Run run, long tensor, long count, ScalarType type, ReduceOp op) {
         reduceScatter(run, samePart(tensor), tensor, count, type, op);
     }

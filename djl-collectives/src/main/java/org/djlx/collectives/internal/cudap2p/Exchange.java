@@ -14,7 +14,7 @@ interface Exchange {
 
     /**
      * Enqueues an all-gather to each rank's part, of the same size. The place is the offset of the
-     * gathered parts in the P2P buffers of all ranks; -1 if they lie elsewhere.
+     * gathered parts in the P2P memory of all ranks, in its heap; -1 if they lie elsewhere.
      */
     void gather(Run run, long input, long[] outputs, long byteSize, long place);
 

@@ -278,7 +278,7 @@ final class ExchangeKernels implements Exchange, AutoCloseable {
             long rounds = 1;
             long most = Math.max(packs(largest), Math.max(sent, received));
             if (most > slotPacks) {
-                rounds = (most + slotPacks - 1) / slotPacks | 1; // odd
+                rounds = (most + slotPacks - 1) / slotPacks | 1; // odd: see NOTE [rounds]
                 sent = most;
                 received = most;
             }

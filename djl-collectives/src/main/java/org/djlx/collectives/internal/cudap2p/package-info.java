@@ -19,12 +19,12 @@
  * WaitStatus - words by which the host ends waits of kernels, and kernels report missing ranks and refused splits
  * P2pCollectives - all-gather, reduce-scatter, all-to-all and broadcast
  * Exchange - these collectives on a stream: interface of the next two
- * ExchangeKernels - by kernels that write into peers' buffers
+ * ExchangeKernels - by kernels that write into peers' one-shot slots
  * CopyExchange - by copy engines, through the buffers
  * AllReduceKernels - launches the all-reduce kernels, which write into peers' areas or tensors
  */
 /**
- * Backend {@code cuda_p2p}: NCCL, and next to it all-reduces and operators over peer-mapped memory.
+ * Backend {@code cuda_p2p}: NCCL, and next to it collectives and operators over peer-mapped memory.
  * Hosts do not wait for each other: a rank publishes a call and enqueues it, and the calls are
  * compared afterwards. Into a peer's buffer and heap a rank writes only after the peer has entered
  * the operation (docs/design/memory-and-signals.md, invariants 7 and 8); into its slots of the

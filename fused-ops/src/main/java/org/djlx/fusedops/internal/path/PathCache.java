@@ -26,13 +26,18 @@ record PathCache(KernelCache files, String machine) {
 
     private static final Logger logger = LoggerFactory.getLogger(PathCache.class);
 
-    /** Digits that depend on the kernels of the paths, and on the versions of the libraries. */
+    /** A hash of the kernels of the paths and of the versions of the libraries. */
     private static final class Versions {
         static final String DIGITS =
                 KernelCache.name(
                         "",
                         NativeVersions.query()
-                                + Stream.of("fused_matmul/fused_matmul.cu", "gathered/gathered.cu")
+                                + Stream.of(
+                                                "fused_matmul/fused_matmul.cu",
+                                                "gathered/gathered.cu",
+                                                "signals/signals.cu",
+                                                "reduce/reduce.cu",
+                                                "collectives/collectives.cu")
                                         .map(
                                                 name ->
                                                         KernelSource.ofResource(
@@ -42,7 +47,7 @@ record PathCache(KernelCache files, String machine) {
     }
 
     /**
-     * Returns the times that were measured on a GPU: its kind, place and driver, and the kernels.
+     * Returns the cache of a GPU: times depend on its kind, place and driver, and on the kernels.
      */
     static PathCache of(Device gpu) {
         try (CudaDevice device = CudaDevice.open(gpu)) {

@@ -22,12 +22,12 @@ import org.djlx.nativeops.cuda.GpuRates;
  * ranks know, where {@link Fallbacks} have no reason for NCCL. The first rule that applies decides:
  *
  * <ol>
- *   <li>a forced path, if it is possible here; if it is not, only FUSED and PIPELINED are left
+ *   <li>a forced path, if it is possible here
  *   <li>one rank: PIPELINED, a matmul without communication
  *   <li>on CPUs: the size of a part
- *   <li>the fastest path of a {@linkplain PathMeasurement measurement}
+ *   <li>the fastest path of a {@linkplain PathMeasurement measurement}, if no path is forced
  *   <li>the fastest path that the {@link CostModel} predicts, with the measured rates of the GPUs;
- *       for GPUs of several kinds, with those of H200s
+ *       for GPUs of several kinds, with those of H200s; if a path is forced, of FUSED and PIPELINED
  * </ol>
  */
 public final class PathChooser {
