@@ -29,7 +29,10 @@ final class CudaPresetsProbe {
             throw LoadedLibraries.linkError(
                     "JavaCPP's CUDA presets do not load ("
                             + e.getMessage()
-                            + "); add the jars of org.bytedeco:cuda and org.bytedeco:javacpp with"
+                            + "). JavaCPP comes from "
+                            + Loader.class.getProtectionDomain().getCodeSource().getLocation()
+                            + ", which must have the presets' version. Add the jars of"
+                            + " org.bytedeco:cuda and org.bytedeco:javacpp with"
                             + " the classifier linux-x86_64 to the class path, and CUDA's run-time"
                             + " library of the same major version (libcudart.so.12 or"
                             + " libcudart.so.13) to a folder of LD_LIBRARY_PATH",
