@@ -20,7 +20,8 @@ import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
-import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.collectives.safetensors.TensorFiles;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.LlamaReference;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.ModelFixture;
@@ -97,7 +98,8 @@ class ModelFixturesGpuTest {
         ModelFixture.write(name, wide, ScalarType.FLOAT32);
         List<float[]> expected = logits(wide, ProcessGroups.local(1), tokens, false);
         ModelFixture.write(name, directory, ScalarType.BFLOAT16);
-        boolean hasKernels = !isMixture(name) && !name.matches("(gemma|glm4|granite|olmo2).*");
+        boolean hasKernels =
+                !isMixture(name) && !name.matches("(exaone4|gemma|glm4|granite|olmo).*");
         List<float[]> actual = logits(directory, gpu(), tokens, hasKernels);
         List<Double> errors = new ArrayList<>();
         for (int i = 0; i < expected.size(); i++) {
@@ -167,7 +169,7 @@ class ModelFixturesGpuTest {
             Path directory, List<ProcessGroup> groups, int[] tokens, boolean hasKernels)
             throws Exception {
         ModelConfig config = ModelConfig.read(directory);
-        try (Safetensors files = Safetensors.open(directory)) {
+        try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             return ProcessGroups.run(
                             groups,
                             group -> {
