@@ -59,10 +59,10 @@ final class RankShards implements RankStore.Units {
     private final StageTree tree;
     private final Map<Block, ShardedStage> stages; // by FullyShard, in order
     private final List<ParameterSlot> slots;
-    // That the running forward pass visited last; null before the first one.
-    private ShardedStage last;
-    // Of these the last one with a backward pass; null before the first one.
-    private ShardedStage recorded;
+    // That the running forward pass visited last.
+    private Optional<ShardedStage> last = Optional.empty();
+    // Of these the last one with a backward pass.
+    private Optional<ShardedStage> lastRecorded = Optional.empty();
     private int discarded; // how often passes were discarded
     private Reduction reduction; // running, or null
     private NDManager gradientManager; // of the shards' gradients and their views; null if none
@@ -124,8 +124,8 @@ final class RankShards implements RankStore.Units {
 
     /** Computes the whole model; records it in the current gradient scope. */
     NDList forward(FullyShard root, NDList data, NDList labels, boolean training) {
-        last = null;
-        recorded = null;
+        last = Optional.empty();
+        lastRecorded = Optional.empty();
         slots.forEach(ParameterSlot::evictIfUnused); // The shards may have changed.
         try {
             return training
@@ -172,7 +172,7 @@ final class RankShards implements RankStore.Units {
     private final class Recorded {
 
         private final ShardedStage stage;
-        private final ShardedStage before; // whose backward pass is next; null if not known
+        private final Optional<ShardedStage> before; // whose backward pass is next, if known
         private final boolean isInSlot;
         private final int time = discarded;
         private boolean isAcquired; // until the gradients are reduced
@@ -180,9 +180,9 @@ final class RankShards implements RankStore.Units {
         Recorded(ShardedStage stage, boolean isVisited) {
             this.stage = stage;
             isInSlot = stage.isInSlot();
-            before = isVisited ? recorded : null;
+            before = isVisited ? lastRecorded : Optional.empty();
             if (isVisited) {
-                recorded = stage;
+                lastRecorded = Optional.of(stage);
             }
         }
 
@@ -209,9 +209,7 @@ final class RankShards implements RankStore.Units {
                     }
                 }
             }
-            if (before != null) {
-                before.prefetch();
-            }
+            before.ifPresent(ShardedStage::prefetch);
         }
 
         /** Ends the backward pass; nothing to do if the forward pass failed within the block. */
@@ -244,15 +242,15 @@ final class RankShards implements RankStore.Units {
         if (!pass.isInSlot) {
             pass.acquire(); // The end of the backward pass releases it.
         }
-        NDList inputs = ForwardPass.cut(scope, data, recorded(data), pass::end);
+        NDList inputs = ForwardPass.cut(scope, data, requiringGradients(data), pass::end);
         NDList outputs = ForwardPass.forward(pass.stage.block(), own, inputs, labels);
         outputs.attach(data.head().getManager()); // A result of parameters is closed with them.
         return pass.isInSlot
-                ? ForwardPass.cut(scope, outputs, recorded(outputs), pass::begin)
+                ? ForwardPass.cut(scope, outputs, requiringGradients(outputs), pass::begin)
                 : outputs;
     }
 
-    private static List<NDArray> recorded(NDList arrays) {
+    private static List<NDArray> requiringGradients(NDList arrays) {
         return arrays.stream().filter(Torch::requiresGradient).toList();
     }
 
@@ -261,13 +259,9 @@ final class RankShards implements RankStore.Units {
         if (stage.flats().isEmpty()) {
             return;
         }
-        if (last != null) {
-            last.setNext(stage);
-        }
-        last = stage;
-        if (stage.next() != null) {
-            stage.next().prefetch();
-        }
+        last.ifPresent(previous -> previous.setNext(stage));
+        last = Optional.of(stage);
+        stage.next().ifPresent(ShardedStage::prefetch);
     }
 
     /** Starts to reduce the gradients of a stage, and releases its parameters. */

@@ -37,7 +37,8 @@ final class ShardedStage {
     private final int depth; // number of stages around this one
     private final List<FlatParameter> flats = new ArrayList<>();
     private boolean hasInner; // whether the stage contains others
-    private ShardedStage next; // in the order of the last pass; before the first one, of the model
+    // In the order of the last pass; before the first one, of the model.
+    private Optional<ShardedStage> next = Optional.empty();
     // Empty if the stage keeps its parameters until the backward pass, in memory of their own.
     private Optional<ParameterSlot.Tenant> tenant = Optional.empty();
     private Optional<UnshardedParameters> inOwnMemory = Optional.empty();
@@ -78,12 +79,12 @@ final class ShardedStage {
         return uses > 0;
     }
 
-    ShardedStage next() {
+    Optional<ShardedStage> next() {
         return next;
     }
 
     void setNext(ShardedStage stage) {
-        next = stage;
+        next = Optional.of(stage);
     }
 
     /** Makes the stage use a slot. */
