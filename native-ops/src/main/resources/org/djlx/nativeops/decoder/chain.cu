@@ -265,9 +265,10 @@ __device__ __forceinline__ void multiply(const Chain& args, const Link& link, co
           uint4 upper = weights_of(upper_bytes, i, offsets[0]), lower = weights_of(lower_bytes, i, offsets[1]);
           mma(part, upper.x, lower.x, upper.y, lower.y, right.x, right.y);
           mma(part, upper.z, lower.z, upper.w, lower.w, right.z, right.w);
-          if (WEIGHT_BITS != 4 || (i + 1) % GROUP_PARTS != 0) continue;
+          if (WEIGHT_BITS == 4 && (i + 1) % GROUP_PARTS == 0) {
 #pragma unroll
-          for (int e = 0; e < 4; e++) sums[t][e] += part[e] * group_scale(group_word(i, e / 2));
+            for (int e = 0; e < 4; e++) sums[t][e] += part[e] * group_scale(group_word(i, e / 2));
+          }
         }
       }
       __syncwarp();
