@@ -358,8 +358,7 @@ class DecoderKernelsGpuTest {
                             x,
                             link.weight(),
                             link.bias(),
-                            null),
-                    DecoderKernels.Addend.NONE);
+                            null));
             device.synchronize();
         }
     }
@@ -794,23 +793,14 @@ class DecoderKernelsGpuTest {
                 assertTrue(wideMatmul.isFor(rows, width, stride));
                 try (NDArray used = x.get(new NDIndex().addSliceDim(0, rows))) {
                     QuantizeKernels.Matrix left = stored(used, buffers);
-                    wideMatmul.launch(
-                            stream,
-                            gated,
-                            left,
-                            stored,
-                            added,
-                            to,
-                            stride,
-                            DecoderKernels.Addend.NONE);
+                    wideMatmul.launch(stream, gated, left, stored, added, to, stride);
                 }
                 return floats(output);
             }
             kernels.matmul(
                     stream,
                     rows,
-                    new MatmulChain.Link(gated, to, stride, from, stored, added, null),
-                    DecoderKernels.Addend.NONE);
+                    new MatmulChain.Link(gated, to, stride, from, stored, added, null));
             return floats(output);
         }
     }

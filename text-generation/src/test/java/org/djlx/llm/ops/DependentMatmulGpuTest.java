@@ -79,8 +79,7 @@ class DependentMatmulGpuTest {
                                                 16, Torch.dataPointer(weight), 0, width, depth),
                                         0,
                                         null);
-                        DecoderKernels.Addend none = DecoderKernels.Addend.NONE;
-                        Runnable matmul = () -> kernels.matmul(streams.get(), 1, link, none);
+                        Runnable matmul = () -> kernels.matmul(streams.get(), 1, link);
                         matmul.run(); // loads the kernel, which blocks while another rank waits
                         device.synchronize();
                         ranks.await();
