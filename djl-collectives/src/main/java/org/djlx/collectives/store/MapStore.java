@@ -112,7 +112,7 @@ abstract class MapStore extends RequestStore {
     @SuppressWarnings("unchecked")
     private List<byte[]> multiGet(String operation, List<String> keys, Duration timeout) {
         Request request = Request.of(Command.MULTI_GET, keys);
-        return (List<byte[]>) await(operation, timeout, map -> map.unset(keys), request);
+        return (List<byte[]>) await(operation, timeout, map -> map.missing(keys), request);
     }
 
     @Override

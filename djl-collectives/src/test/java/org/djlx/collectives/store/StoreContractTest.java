@@ -291,6 +291,8 @@ abstract class StoreContractTest {
         assertFalse(store.delete("q"));
         assertTrue(other.check(List.of("q")));
         other.waitFor(List.of("q"), Duration.ZERO);
+        assertEquals("", text(other.get("q", Duration.ZERO)));
+        assertEquals("", text(other.multiGet(List.of("q"), Duration.ZERO).get(0)));
         assertEquals("1", text(store.queuePop("q")));
         assertFalse(other.check(List.of("q")));
     }

@@ -146,7 +146,7 @@ public class KeyValueMap {
     }
 
     /** Returns the unset keys among some, each once, in their order. */
-    public List<String> unset(Collection<String> keys) {
+    List<String> unset(Collection<String> keys) {
         return keys.stream().filter(key -> !values.containsKey(key)).distinct().toList();
     }
 

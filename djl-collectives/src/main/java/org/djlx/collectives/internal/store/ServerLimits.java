@@ -6,7 +6,13 @@ package org.djlx.collectives.internal.store;
  * clients together: keys, values, awaited keys, and data in transit. PyTorch's libuv server has the
  * same limits on the size of keys and values and on the number of keys in a command.
  */
-public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, long maxBytes) {
+public record ServerLimits(
+        int maxConnections,
+        int maxKeys,
+        int maxKeyBytes,
+        int maxKeysInCommand,
+        int maxValueBytes,
+        long maxBytes) {
 
     /** The limits of the servers of jobs. */
     public static final ServerLimits DEFAULTS =
@@ -14,7 +20,13 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
 
     /** No limits, for requests that are not from a client. */
     static final ServerLimits NONE =
-            new ServerLimits(0, Integer.MAX_VALUE, Integer.MAX_VALUE, Long.MAX_VALUE);
+            new ServerLimits(
+                    0,
+                    Integer.MAX_VALUE,
+                    Integer.MAX_VALUE,
+                    Integer.MAX_VALUE,
+                    Integer.MAX_VALUE,
+                    Long.MAX_VALUE);
 
     private static final int MAX_KEY_BYTES = 8 << 10;
 
@@ -25,14 +37,15 @@ public record ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, l
 
     private static final int MAX_STRANGERS_VALUE_BYTES = 64;
 
-    int maxKeyBytes() {
-        return equals(NONE) ? Integer.MAX_VALUE : MAX_KEY_BYTES;
-    }
-
-    int maxKeysInCommand() {
-        return equals(NONE)
-                ? Integer.MAX_VALUE
-                : (int) Math.min(MAX_KEYS_IN_COMMAND, maxMessageBytes());
+    /** Creates the limits of a server, with PyTorch's on the keys of a command. */
+    public ServerLimits(int maxConnections, int maxKeys, int maxValueBytes, long maxBytes) {
+        this(
+                maxConnections,
+                maxKeys,
+                MAX_KEY_BYTES,
+                (int) Math.min(MAX_KEYS_IN_COMMAND, (long) maxValueBytes * MAX_VALUES_IN_COMMAND),
+                maxValueBytes,
+                maxBytes);
     }
 
     /** Returns the maximum length of a command or answer in bytes. */
