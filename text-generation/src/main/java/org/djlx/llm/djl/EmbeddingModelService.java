@@ -28,7 +28,7 @@ final class EmbeddingModelService implements ParallelModel {
     @Override
     public void setProperty(String key, String value) {
         if (key.equals("metric_dimension")) {
-            api.addName(value);
+            api.rename(value);
         }
     }
 

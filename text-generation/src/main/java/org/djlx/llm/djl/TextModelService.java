@@ -38,7 +38,7 @@ final class TextModelService implements ParallelModel {
     @Override
     public void setProperty(String key, String value) {
         if (key.equals("metric_dimension")) {
-            api.addName(value);
+            api.rename(value);
         }
     }
 

@@ -37,23 +37,23 @@ public final class EmbeddingApi {
             @SerializedName("total_tokens") long total) {}
 
     private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
-    private final String name;
+    private volatile String name;
     private final EmbeddingModel model;
 
     /** Creates an API; {@code name} is the model's for clients. The caller closes the model. */
     public EmbeddingApi(String name, EmbeddingModel model) {
-        this.name = Required.argument("EmbeddingApi: name", name);
         this.model = Required.argument("EmbeddingApi: model", model);
-        names.add(name);
+        rename(name);
     }
 
     public String model() {
         return name;
     }
 
-    /** Adds a name that requests may give the model. Their answers repeat it. */
-    public void addName(String name) {
-        names.add(Required.argument("addName: name", name));
+    /** Changes the name for clients. Requests may still give earlier names; answers repeat them. */
+    public void rename(String name) {
+        names.add(Required.argument("rename: name", name));
+        this.name = name;
     }
 
     /**

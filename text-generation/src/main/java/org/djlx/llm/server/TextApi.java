@@ -27,6 +27,7 @@ import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.TextTokenizer;
 import org.djlx.llm.text.ToolCall;
 import org.djlx.llm.text.ToolFormat;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Reads requests for one model: OpenAI's <a
@@ -72,7 +73,7 @@ public final class TextApi {
             "truncation": "disabled"}\
             """;
 
-    private final String model;
+    private volatile String model;
     private final Set<String> names = ConcurrentHashMap.newKeySet(); // of requests
     private final TextGenerator generator;
     private final TextTokenizer tokenizer;
@@ -98,12 +99,9 @@ public final class TextApi {
             ChatTemplate template,
             ToolFormat toolFormat,
             ReasoningFormat reasoning) {
-        if (model == null || generator == null || template == null) {
-            throw new IllegalArgumentException("the name, generator or chat template is null");
-        }
-        this.model = model;
-        names.add(model);
-        this.generator = generator;
+        rename(model);
+        this.generator = Required.argument("TextApi: generator", generator);
+        Required.argument("TextApi: template", template);
         tokenizer =
                 generator
                         .tokenizer()
@@ -119,12 +117,10 @@ public final class TextApi {
         return model;
     }
 
-    /** Adds a name that requests may give the model. Their answers repeat it. */
-    public void addName(String name) {
-        if (name == null) {
-            throw new IllegalArgumentException("the name is null");
-        }
-        names.add(name);
+    /** Changes the name for clients. Requests may still give earlier names; answers repeat them. */
+    public void rename(String name) {
+        names.add(Required.argument("rename: name", name));
+        model = name;
     }
 
     /**

@@ -73,6 +73,9 @@ class EmbeddingModelServiceTest {
             Output two = predictor.predict(input("{\"inputs\": [\"a b\", \"zed\"]}"));
             float[][] vectors = gson.fromJson(two.getData().getAsString(), float[][].class);
             assertArrayEquals(expected[1], vectors[1], 1e-6f);
+            model.setProperty("metric_dimension", "registered");
+            String openAi = predictor.predict(input("{\"input\": \"a\"}")).getData().getAsString();
+            assertTrue(openAi.contains("\"model\":\"registered\""), openAi);
             assertEquals(400, predictor.predict(input("{\"inputs\": \"\"}")).getCode());
             assertEquals(400, predictor.predict(input("{}")).getCode());
         }

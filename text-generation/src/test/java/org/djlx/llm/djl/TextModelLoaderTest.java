@@ -553,6 +553,8 @@ class TextModelLoaderTest {
                 answer = json(text(predictor.predict(input(request.formatted(name)))));
                 assertEquals(name, answer.get("model").getAsString());
             }
+            answer = json(text(predictor.predict(input("{\"max_tokens\": 1, \"prompt\": \"a\"}"))));
+            assertEquals("registered", answer.get("model").getAsString());
         }
     }
 
