@@ -138,7 +138,7 @@ public final class ObjectCollectives {
         int size = agree(ALL_GATHER_OBJECT, 0, own);
         try (NDManager manager = manager()) {
             List<NDArray> all = empty(manager, size);
-            HostWait.await(group.allGather(all, own.tensor(manager, 0, size)));
+            HostWait.await(group, group.allGather(all, own.tensor(manager, 0, size)));
             return unpackAll(ALL_GATHER_OBJECT, all);
         }
     }
@@ -156,7 +156,7 @@ public final class ObjectCollectives {
         int size = agree(OpType.BROADCAST_OBJECT, root, own);
         try (NDManager manager = manager()) {
             NDArray tensor = sends ? own.tensor(manager, 0, size) : empty(manager, size, 1).get(0);
-            HostWait.await(group.broadcast(tensor, root));
+            HostWait.await(group, group.broadcast(tensor, root));
             return unpack(OpType.BROADCAST_OBJECT, root, tensor);
         }
     }
@@ -175,7 +175,7 @@ public final class ObjectCollectives {
         try (NDManager manager = manager()) {
             boolean receives = group.rank() == root;
             List<NDArray> all = receives ? empty(manager, size, group.worldSize()) : null;
-            HostWait.await(group.gather(all, own.tensor(manager, 0, size), root));
+            HostWait.await(group, group.gather(all, own.tensor(manager, 0, size), root));
             return receives ? unpackAll(OpType.GATHER_OBJECT, all) : List.of();
         }
     }
@@ -201,7 +201,7 @@ public final class ObjectCollectives {
                                 .toList();
             }
             NDArray output = empty(manager, size, 1).get(0);
-            HostWait.await(group.scatter(output, inputs, root));
+            HostWait.await(group, group.scatter(output, inputs, root));
             return unpack(OpType.SCATTER_OBJECT_LIST, root, output);
         }
     }
@@ -263,7 +263,7 @@ public final class ObjectCollectives {
     }
 
     private void message(OpType type, NDArray tensor, int peer) {
-        HostWait.await(group.issueMessage(type, tensor, peer, Operation.OBJECT_LIST_TAG));
+        HostWait.await(group, group.issueMessage(type, tensor, peer, Operation.OBJECT_LIST_TAG));
     }
 
     private void checkMessage(String call, int peer, NDArray answer, Throwable ownFailure) {
@@ -333,6 +333,7 @@ public final class ObjectCollectives {
             Shape shape = new Shape((long) group.worldSize() * HEADER_BYTES);
             NDArray all = Torch.empty(manager, shape, ScalarType.INT8);
             HostWait.await(
+                    group,
                     group.allGatherIntoTensor(type, root, all, manager.create(header.array())));
             headers = ByteBuffer.wrap(all.toByteArray());
         }

@@ -19,6 +19,7 @@ import java.util.Optional;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
 import java.util.function.BiFunction;
+import java.util.function.Function;
 import org.djlx.collectives.internal.group.RankGroup;
 import org.djlx.collectives.spi.BackendOptions;
 import org.djlx.collectives.spi.GroupContext;
@@ -36,6 +37,7 @@ import org.junit.jupiter.api.Timeout;
 class NewGroupFailureTest {
 
     private static final BackendOptions TEN_SECONDS = new BackendOptions(Duration.ofSeconds(10));
+    private static final BackendOptions TEN_MINUTES = new BackendOptions(Duration.ofMinutes(10));
 
     @Test
     void newGroupDetectsADeadRankBeforeTheTimeout() throws Exception {
@@ -107,6 +109,54 @@ class NewGroupFailureTest {
     private static FutureTask<ProcessGroup> newGroupWithOtherOptions(ProcessGroup group) {
         BackendOptions options = group.rank() == 2 ? NcclOptions.builder().build() : TEN_SECONDS;
         return new FutureTask<>(() -> group.newGroup(List.of(1, 2), "part", "shm", options));
+    }
+
+    /** Calls of several operations: an interrupted rank never begins the second. */
+    @Test
+    void interruptOfARankEndsTheOthersCalls() throws Exception {
+        List<Function<ProcessGroup, Object>> calls =
+                List.of(
+                        group -> group.newGroup(List.of(1, 2)),
+                        group -> group.newGroup(List.of(0, 1)),
+                        group -> group.split(0, 0),
+                        group -> new ObjectCollectives(group).allGatherObject("object"));
+        for (Function<ProcessGroup, Object> call : calls) {
+            List<ProcessGroup> groups = ProcessGroups.local("shm", 3, TEN_MINUTES);
+            List<FutureTask<Object>> others =
+                    groups.subList(0, 2).stream().map(group -> started(group, call)).toList();
+            assertInterrupted(groups.get(2), call);
+            for (FutureTask<Object> other : others) {
+                Throwable e = assertThrows(ExecutionException.class, other::get).getCause();
+                assertTrue(e.getMessage().contains("rank 2 failed: interrupted"), e.toString());
+            }
+            groups.forEach(ProcessGroup::destroy);
+        }
+    }
+
+    @Test
+    void shrinkDoesNotWaitForAnInterruptedRank() {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 3, TEN_MINUTES);
+        Function<ProcessGroup, Object> call = group -> group.shrink(List.of(0));
+        assertInterrupted(groups.get(2), call);
+        FutureTask<Object> other = started(groups.get(1), call);
+        Throwable e = assertThrows(ExecutionException.class, other::get).getCause();
+        assertTrue(e.getMessage().contains("failed: "), e.toString());
+        assertTrue(e.getMessage().contains("interrupted"), e.toString());
+        groups.forEach(ProcessGroup::destroy);
+    }
+
+    private static void assertInterrupted(ProcessGroup group, Function<ProcessGroup, Object> call) {
+        Thread.currentThread().interrupt();
+        CollectiveException e = assertThrows(CollectiveException.class, () -> call.apply(group));
+        assertTrue(Thread.interrupted());
+        assertTrue(e.getMessage().contains("interrupted"), e.toString());
+    }
+
+    private static FutureTask<Object> started(
+            ProcessGroup group, Function<ProcessGroup, Object> call) {
+        FutureTask<Object> task = new FutureTask<>(() -> call.apply(group));
+        new Thread(task).start();
+        return task;
     }
 
     /** Rank 1 takes part until the exchange through the store, then destroys the group. */

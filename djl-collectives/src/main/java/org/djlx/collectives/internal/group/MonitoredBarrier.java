@@ -73,8 +73,11 @@ final class MonitoredBarrier {
         byte[] states = new byte[group.worldSize()];
         for (int peer = 1; peer < group.worldSize(); peer++) {
             try {
-                HostWait.await(arrivals.get(peer - 1));
+                HostWait.await(group, arrivals.get(peer - 1));
             } catch (CollectiveException e) {
+                if (Thread.currentThread().isInterrupted()) {
+                    throw e;
+                }
                 states[peer] = e instanceof CollectiveTimeoutException ? LATE : GONE;
                 failures.add(e);
                 if (!waitAllRanks) {
@@ -104,7 +107,7 @@ final class MonitoredBarrier {
         }
         for (Work work : answers) {
             try {
-                HostWait.await(work);
+                HostWait.await(group, work);
             } catch (CollectiveException e) {
                 // The peer's own barrier fails; the peer has reported, so it is not missing.
                 continue;
@@ -115,10 +118,11 @@ final class MonitoredBarrier {
     private void report() {
         NDArray answer = Torch.empty(manager, new Shape(group.worldSize()), ScalarType.INT8);
         try {
-            HostWait.await(group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
+            HostWait.await(group, group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
             // Rank 0 has started its barrier by now, so it answers within one timeout.
             Duration timeout = group.timeout().multipliedBy(2);
             HostWait.await(
+                    group,
                     group.withTimeout(timeout).issueMessage(OpType.RECV, answer, 0, answerTag()));
         } catch (CollectiveTimeoutException e) {
             throw new CollectiveTimeoutException(

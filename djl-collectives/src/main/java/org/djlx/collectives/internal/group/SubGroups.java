@@ -11,6 +11,7 @@ import java.util.List;
 import java.util.Objects;
 import java.util.Optional;
 import java.util.function.Function;
+import java.util.function.Supplier;
 import java.util.stream.IntStream;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveMismatchException;
@@ -174,7 +175,8 @@ final class SubGroups {
                             manager,
                             new Shape((long) parent.worldSize() * call.length),
                             ScalarType.INT8);
-            HostWait.await(parent.allGatherIntoTensor(NEW_GROUP, 0, calls, manager.create(call)));
+            HostWait.await(
+                    parent, parent.allGatherIntoTensor(NEW_GROUP, 0, calls, manager.create(call)));
             return calls.toByteArray();
         }
     }
@@ -188,7 +190,7 @@ final class SubGroups {
         try (NDManager manager = manager()) {
             NDArray all = Torch.empty(manager, new Shape(parent.worldSize(), 2), ScalarType.INT32);
             NDArray own = manager.create(new int[] {color, key});
-            HostWait.await(parent.allGatherIntoTensor(SPLIT, 0, all, own));
+            HostWait.await(parent, parent.allGatherIntoTensor(SPLIT, 0, all, own));
             calls = all.toIntArray();
         }
         int number = parent.state().nextSubGroup(null);
@@ -240,9 +242,8 @@ final class SubGroups {
                         store,
                         whole.options(),
                         parent.device(),
-                        Optional::empty);
-        List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
-        return RankGroup.part(parent, context, Backends.get(backend).create(context), ranks);
+                        () -> failure(store));
+        return part(context, members, () -> Backends.get(backend).create(context));
     }
 
     private List<Integer> remaining(List<Integer> excluded) {
@@ -297,12 +298,11 @@ final class SubGroups {
         Backend whole = parent.state().backend();
         GroupContext context = parent.state().context();
         int rank = members.indexOf(parent.rank());
-        List<Integer> ranks = members.stream().map(parent.ranks()::get).toList();
         if (rank < 0) {
             if (options.isEmpty()) {
                 whole.split(null, color, members);
             }
-            return RankGroup.nonMember(name, ranks, parent);
+            return RankGroup.nonMember(name, ranks(members), parent);
         }
         Store store = new PrefixStore("group" + prefix, context.store());
         GroupContext part =
@@ -313,12 +313,23 @@ final class SubGroups {
                         options.orElse(context.options()),
                         options.isEmpty() ? parent.device() : null,
                         () -> begun.exception().or(() -> failure(store)));
+        return part(part, members, () -> join(part, members, color));
+    }
+
+    /** Creates this rank's part. Announces a failure, so that the other members do not wait. */
+    private RankGroup part(
+            GroupContext context, List<Integer> members, Supplier<Backend> creation) {
         try {
-            return RankGroup.part(parent, part, join(part, members, color), ranks);
+            return RankGroup.part(parent, context, creation.get(), ranks(members));
         } catch (RuntimeException | Error e) {
-            announce(store, e);
+            announce(context.store(), e);
             throw e;
         }
+    }
+
+    /** Returns the ranks in the initial group. */
+    private List<Integer> ranks(List<Integer> members) {
+        return members.stream().map(parent.ranks()::get).toList();
     }
 
     /** Ends the other members' wait for this rank. At a timeout they have timeouts of their own. */
