@@ -145,6 +145,21 @@ class NewGroupFailureTest {
         groups.forEach(ProcessGroup::destroy);
     }
 
+    @Test
+    void monitoredBarrierDoesNotWaitForTheInterruptedRank0() {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, TEN_MINUTES);
+        Function<ProcessGroup, Object> call =
+                group -> {
+                    group.monitoredBarrier(Duration.ofMinutes(10), true);
+                    return group;
+                };
+        assertInterrupted(groups.get(0), call);
+        FutureTask<Object> other = started(groups.get(1), call);
+        Throwable e = assertThrows(ExecutionException.class, other::get).getCause();
+        assertTrue(e.getMessage().contains("rank 0 failed: interrupted"), e.toString());
+        groups.forEach(ProcessGroup::destroy);
+    }
+
     private static void assertInterrupted(ProcessGroup group, Function<ProcessGroup, Object> call) {
         Thread.currentThread().interrupt();
         CollectiveException e = assertThrows(CollectiveException.class, () -> call.apply(group));

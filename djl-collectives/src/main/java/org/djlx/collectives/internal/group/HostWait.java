@@ -5,23 +5,25 @@ import java.time.Duration;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.Work;
 
-/**
- * Blocks the host until a work has ended, even with {@code optBlockingWait(false)}: for calls of
- * several works.
- */
+/** Blocks the host until a work has ended, even with {@code optBlockingWait(false)}. */
 public final class HostWait {
 
     private static final Duration ENDLESS = Duration.ofSeconds(Long.MAX_VALUE);
 
     private HostWait() {}
 
+    /** Blocks until the operation has ended; its own timeout bounds the wait. */
+    public static void await(Work work) {
+        work.await(ENDLESS);
+    }
+
     /**
-     * Blocks until the operation has ended; its own timeout bounds the wait. An interrupt breaks
-     * the group: the other ranks would wait for the next work of the call.
+     * As {@link #await(Work)}, before another work of the same call. An interrupt breaks the group:
+     * the other ranks would wait for that work.
      */
     public static void await(RankGroup group, Work work) {
         try {
-            work.await(ENDLESS);
+            await(work);
         } catch (CollectiveException e) {
             if (Thread.currentThread().isInterrupted()) {
                 group.abort(e);

@@ -107,7 +107,7 @@ final class MonitoredBarrier {
         }
         for (Work work : answers) {
             try {
-                HostWait.await(group, work);
+                HostWait.await(work);
             } catch (CollectiveException e) {
                 // The peer's own barrier fails; the peer has reported, so it is not missing.
                 continue;
@@ -118,11 +118,10 @@ final class MonitoredBarrier {
     private void report() {
         NDArray answer = Torch.empty(manager, new Shape(group.worldSize()), ScalarType.INT8);
         try {
-            HostWait.await(group, group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
+            HostWait.await(group.issueMessage(OpType.SEND, nothing(), 0, arrivalTag()));
             // Rank 0 has started its barrier by now, so it answers within one timeout.
             Duration timeout = group.timeout().multipliedBy(2);
             HostWait.await(
-                    group,
                     group.withTimeout(timeout).issueMessage(OpType.RECV, answer, 0, answerTag()));
         } catch (CollectiveTimeoutException e) {
             throw new CollectiveTimeoutException(
