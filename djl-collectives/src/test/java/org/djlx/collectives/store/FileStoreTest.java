@@ -11,6 +11,7 @@ import java.io.RandomAccessFile;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import org.djlx.collectives.CollectiveException;
 import org.junit.jupiter.api.Tag;
@@ -107,6 +108,27 @@ class FileStoreTest extends StoreContractTest {
             assertEquals("2", text(second.get("next", SHORT)));
         }
         assertFalse(Files.exists(path));
+    }
+
+    @Test
+    void errorSaysWhatIsWrongWithTheFile() throws IOException {
+        Path path = directory.resolve("damaged");
+        new FileStore(path, 2).close();
+        byte[] header = Arrays.copyOf(Files.readAllBytes(path), 5);
+        byte[] keyWithoutPrefix = Arrays.copyOf(header, header.length + 17);
+        keyWithoutPrefix[header.length] = 1; // SET
+        Files.write(path, keyWithoutPrefix);
+        assertFails(path, "open: after byte 5: key \"\" does not begin with /");
+        try (RandomAccessFile file = new RandomAccessFile(path.toFile(), "rw")) {
+            file.setLength(3L << 30);
+        }
+        assertFails(path, "open: 3221225467 bytes to read; a handle reads at most 2147483639");
+    }
+
+    private static void assertFails(Path path, String message) {
+        CollectiveException e =
+                assertThrows(CollectiveException.class, () -> new FileStore(path, 2));
+        assertTrue(e.getMessage().contains(message), e.getMessage());
     }
 
     @Test

@@ -35,6 +35,12 @@ public record Request(Command command, List<String> keys, List<byte[]> values, l
     /** Returns the user's key of one that was sent, as Latin-1. */
     private static String decoded(String sent) {
         byte[] utf8 = sent.getBytes(StandardCharsets.ISO_8859_1);
-        return new String(utf8, StandardCharsets.UTF_8).substring(Command.KEY_PREFIX.length());
+        String key = new String(utf8, StandardCharsets.UTF_8);
+        if (!key.startsWith(Command.KEY_PREFIX)) {
+            throw new IllegalArgumentException(
+                    "key %s does not begin with %s"
+                            .formatted(StoreErrors.quote(key), Command.KEY_PREFIX));
+        }
+        return key.substring(Command.KEY_PREFIX.length());
     }
 }

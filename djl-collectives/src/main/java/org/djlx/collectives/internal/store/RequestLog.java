@@ -20,6 +20,8 @@ public final class RequestLog extends KeyValueMap {
     private static final byte[] HEADER =
             new RequestWriter().command(Command.VALIDATE).number32(Command.MAGIC).toBytes();
 
+    private static final int MAX_TAIL = Integer.MAX_VALUE - 8; // the longest array
+
     private RequestWriter added = new RequestWriter(); // requests that are not in the file
     private long position = HEADER.length;
     private int closes;
@@ -72,7 +74,13 @@ public final class RequestLog extends KeyValueMap {
         if (file.length() < begin) {
             throw new IOException("the file was truncated by another program");
         }
-        byte[] tail = new byte[Math.toIntExact(file.length() - begin)];
+        long size = file.length() - begin;
+        if (size > MAX_TAIL) {
+            throw new IOException(
+                    "%s bytes to read; a handle reads at most %s at a time: use a TcpStore"
+                            .formatted(size, MAX_TAIL));
+        }
+        byte[] tail = new byte[(int) size];
         file.seek(begin);
         file.readFully(tail);
         ByteBuf in = Unpooled.wrappedBuffer(tail);
