@@ -30,7 +30,7 @@ final class CudaPresetsProbe {
                     "JavaCPP's CUDA presets do not load ("
                             + e.getMessage()
                             + "). JavaCPP comes from "
-                            + Loader.class.getProtectionDomain().getCodeSource().getLocation()
+                            + Loader.class.getResource("Loader.class")
                             + ", which must have the presets' version. Add the jars of"
                             + " org.bytedeco:cuda and org.bytedeco:javacpp with"
                             + " the classifier linux-x86_64 to the class path, and CUDA's run-time"
