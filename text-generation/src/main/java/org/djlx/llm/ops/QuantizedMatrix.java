@@ -92,18 +92,27 @@ record QuantizedMatrix(
             long inputs,
             List<BlockFiles.Blocks> rows,
             Optional<QuantizeKernels> gpu) {
-        if (gpu.isPresent()) {
-            return pack(format, inputs, rows, gpu.get());
-        }
+        long[] outputs = rows.stream().mapToLong(each -> each.rows().length).toArray();
+        int[] types = rows.stream().mapToInt(BlockFiles.Blocks::type).toArray();
+        Shape shape = new Shape(LongStream.of(outputs).sum(), inputs);
         QuantizedMatrix matrix =
-                allocate(
-                        format,
-                        inputs,
-                        rows.stream().mapToInt(BlockFiles.Blocks::type).toArray(),
-                        rows.stream().mapToLong(each -> each.rows().length).toArray());
+                gpu.isPresent()
+                        ? allocate(shape, format, gpu)
+                        : allocate(format, inputs, types, outputs);
+        try {
+            gpu.ifPresentOrElse(
+                    kernels -> matrix.pack(rows, kernels), () -> matrix.packOnCpu(rows));
+            return matrix;
+        } catch (Throwable e) {
+            matrix.close();
+            throw e;
+        }
+    }
+
+    private void packOnCpu(List<BlockFiles.Blocks> rows) {
         try (NDManager manager = NDManager.newBaseManager(Device.cpu())) {
             for (int i = 0; i < rows.size(); i++) {
-                Part part = matrix.parts.get(i);
+                Part part = parts.get(i);
                 CpuKernels.djlx_cpu_pack(
                         JniUtils.getNumThreads(),
                         part.type,
@@ -113,22 +122,17 @@ record QuantizedMatrix(
                         part.weights);
             }
         }
-        return matrix;
     }
 
-    private static QuantizedMatrix pack(
-            WeightFormat format, long inputs, List<BlockFiles.Blocks> rows, QuantizeKernels gpu) {
-        long outputs = rows.stream().mapToLong(each -> each.rows().length).sum();
-        QuantizedMatrix matrix = allocate(new Shape(outputs, inputs), format, Optional.of(gpu));
+    private void pack(List<BlockFiles.Blocks> rows, QuantizeKernels kernels) {
         long first = 0;
         for (BlockFiles.Blocks each : rows) {
             long end = first + each.rows().length;
-            try (NDArray copy = each.copy().toDevice(gpu.gpu(), true)) {
-                gpu.pack(Torch.dataPointer(copy), matrix.slice(first, end).onGpu());
+            try (NDArray copy = each.copy().toDevice(kernels.gpu(), true)) {
+                kernels.pack(Torch.dataPointer(copy), slice(first, end).onGpu());
             }
             first = end;
         }
-        return matrix;
     }
 
     /**
