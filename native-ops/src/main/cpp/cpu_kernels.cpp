@@ -161,6 +161,25 @@ struct ArgMax {
   float *maxima, *sums;
 };
 
+// A dense layer: activation(x weights^T + bias). weights: split by djlx_cpu_split; bias may be null.
+enum { NONE, GELU, GELU_TANH, RELU, SILU };
+struct Layer {
+  int64_t inputs, outputs, activation;
+  const char* weights;
+  const float* bias;
+};
+
+// out = norm(layers(x) + residual), with layers one after the other. x: (rows, inputs); residual, out: (rows, outputs); residual and
+// norm_weight may be null. block: the rows that a thread computes at a time.
+struct Layers {
+  int64_t rows, count;
+  const Layer* layers;
+  const float *x, *residual, *norm_weight, *norm_bias;
+  float epsilon;
+  float* out;
+  int64_t block;
+};
+
 // A group of a row of blocks.
 struct Group {
   uint8_t numbers[GROUP];  // without a sign
@@ -258,6 +277,7 @@ template <int TYPE> static void pack_panels(const void* packing, int64_t from, i
 }
 
 static bool use_amx;  // with AVX-512 only
+static bool has_amx_bf16;
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,prefer-vector-width=512,amx-tile,amx-int8")
@@ -277,6 +297,7 @@ static bool use_amx;  // with AVX-512 only
 #include "cpu_kernels.h"
 #pragma GCC optimize("fp-contract=off")
 #include "optimizer.h"
+#undef LANES
 #pragma GCC pop_options
 
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
@@ -309,10 +330,18 @@ static void run(int threads, int64_t step, int64_t count, void (*body)(const voi
   else body(arguments, 0, count);
 }
 
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,avx2,fma,f16c,prefer-vector-width=512,amx-tile,amx-int8,amx-bf16")
+#define LANES 16
+#include "dense.h"
+#undef LANES
+#pragma GCC pop_options
+
 // Asks Linux for the tiles' registers, once for all threads.
 static bool allow_amx() {
   unsigned a = 7, b, c = 0, d;
   __asm__("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  has_amx_bf16 = (d >> 22 & 1) == 1 && __builtin_cpu_supports("avx512bf16");
   const int request_permission = 0x1023, tile_data = 18;
   return (d >> 24 & 3) == 3 /* AMX-TILE, AMX-INT8 */ && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
@@ -388,6 +417,24 @@ void djlx_cpu_pack(int threads, int type, int64_t outputs, int64_t inputs, const
     case Q5_K: pack = pack_panels<Q5_K>; break;
   }
   run(threads, 1, (outputs + PANEL - 1) / PANEL, pack, &p);
+}
+
+// The bytes of split weights; 0 if this CPU does not multiply them.
+int64_t djlx_cpu_split_bytes(int64_t outputs, int64_t inputs) {
+  return use_amx && has_amx_bf16 ? avx512::split_bytes(outputs, inputs) : 0;
+}
+
+// Splits float32 weights of shape (outputs, inputs).
+void djlx_cpu_split(int threads, int64_t outputs, int64_t inputs, const float* weights, char* split) {
+  Conversion c = {FLOAT32, FLOAT32, outputs, inputs, weights, split};
+  run(threads, 1, avx512::up(outputs) / avx512::WIDE, avx512::split_weights, &c);
+}
+
+// See Layers.
+void djlx_cpu_layers(int threads, int64_t rows, int64_t count, const Layer* layers, const float* x, const float* residual,
+                     const float* norm_weight, const float* norm_bias, float epsilon, float* out) {
+  Layers l = {rows, count, layers, x, residual, norm_weight, norm_bias, epsilon, out, 0};
+  avx512::apply(threads, l);
 }
 
 // x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).

@@ -23,6 +23,7 @@ import picocli.CommandLine.Command;
             TrainBenchCommand.class,
             DecodeBenchCommand.class,
             LlamaCppCommand.class,
+            EmbedBenchCommand.class,
             LaunchCommand.class,
             HelpCommand.class
         })

@@ -40,6 +40,15 @@ public final class CpuKernels {
     /** The longs of a part of a product: type, outputs, stride, weights, bias. */
     public static final int PART_LONGS = 5;
 
+    /** The longs of a layer: inputs, outputs, activation (0 for none), split weights, bias. */
+    public static final int LAYER_LONGS = 5;
+
+    // Activations of layers.
+    public static final int GELU = 1;
+    public static final int GELU_TANH = 2;
+    public static final int RELU = 3;
+    public static final int SILU = 4;
+
     private static final int LANES;
 
     static {
@@ -153,6 +162,40 @@ public final class CpuKernels {
             long width,
             long x,
             float factor,
+            long out);
+
+    /**
+     * {@return the bytes of weights of shape (outputs, inputs) for {@link #djlx_cpu_layers}; 0 if
+     * the CPU has no AMX for bfloat16}
+     */
+    public static native long djlx_cpu_split_bytes(long outputs, long inputs);
+
+    /**
+     * Splits float32 weights into three bfloat16 each, for {@link #djlx_cpu_layers}.
+     *
+     * @param split address of {@link #djlx_cpu_split_bytes} bytes, aligned to 64 bytes
+     */
+    public static native void djlx_cpu_split(
+            int threads, long outputs, long inputs, long weights, long split);
+
+    /**
+     * Computes {@code norm(layers(x) + residual)}, as close to the exact result as with float32.
+     *
+     * @param count the number of layers, at least 1, one after the other
+     * @param layers {@link #LAYER_LONGS} longs for each
+     * @param residual of the shape of {@code out}; 0 for none
+     * @param normWeight the weight of a layer norm; 0 for no norm
+     */
+    public static native void djlx_cpu_layers(
+            int threads,
+            long rows,
+            long count,
+            long layers,
+            long x,
+            long residual,
+            long normWeight,
+            long normBias,
+            float epsilon,
             long out);
 
     /**

@@ -18,12 +18,7 @@ final class BertEncoder extends PackedEncoder {
     private final List<Layer> layers = new ArrayList<>();
 
     private record Layer(
-            EncoderWeights.Projection queriesKeysValues,
-            EncoderWeights.Projection attentionOut,
-            EncoderWeights.Norm attentionNorm,
-            EncoderWeights.Projection up,
-            EncoderWeights.Projection down,
-            EncoderWeights.Norm norm) {}
+            DenseLayers queriesKeysValues, DenseLayers attentionOut, DenseLayers mlp) {}
 
     BertEncoder(EncoderConfig.Bert config, EncoderWeights weights) {
         super(config.sizes(), weights);
@@ -46,18 +41,25 @@ final class BertEncoder extends PackedEncoder {
             String self = name + "attention.self.";
             layers.add(
                     new Layer(
-                            weights.projection(
-                                    hidden,
-                                    3L * hidden,
-                                    self + "query",
-                                    self + "key",
-                                    self + "value"),
-                            weights.projection(hidden, hidden, name + "attention.output.dense"),
-                            weights.norm(name + "attention.output.LayerNorm"),
-                            weights.projection(
-                                    hidden, sizes.intermediate(), name + "intermediate.dense"),
-                            weights.projection(sizes.intermediate(), hidden, name + "output.dense"),
-                            weights.norm(name + "output.LayerNorm")));
+                            dense(
+                                    weights.projection(
+                                            hidden,
+                                            3L * hidden,
+                                            self + "query",
+                                            self + "key",
+                                            self + "value")),
+                            dense(
+                                    weights.norm(name + "attention.output.LayerNorm"),
+                                    weights.projection(
+                                            hidden, hidden, name + "attention.output.dense")),
+                            dense(
+                                    weights.norm(name + "output.LayerNorm"),
+                                    weights.projection(
+                                            hidden,
+                                            sizes.intermediate(),
+                                            name + "intermediate.dense"),
+                                    weights.projection(
+                                            sizes.intermediate(), hidden, name + "output.dense"))));
         }
     }
 
@@ -81,8 +83,7 @@ final class BertEncoder extends PackedEncoder {
         NDArray heads =
                 layer.queriesKeysValues.apply(x).reshape(-1, 3, sizes.heads(), sizes.headSize());
         NDArray attended = attend(heads, groups, (q, k, v) -> Torch.attention(q, k, v, false));
-        NDArray middle = layer.attentionNorm.apply(layer.attentionOut.apply(attended).addi(x));
-        NDArray inner = activate(layer.up.apply(middle));
-        return layer.norm.apply(layer.down.apply(inner).addi(middle));
+        NDArray middle = layer.attentionOut.addTo(x, attended);
+        return layer.mlp.addTo(middle, middle);
     }
 }

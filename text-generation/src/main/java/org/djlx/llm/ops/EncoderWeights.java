@@ -5,7 +5,6 @@ import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.nn.core.Linear;
 import ai.djl.nn.norm.LayerNorm;
 import java.nio.file.Path;
 import java.util.HashSet;
@@ -36,12 +35,7 @@ final class EncoderWeights implements AutoCloseable {
     private final Set<String> read = new HashSet<>();
 
     /** A projection: {@code weight} of shape (outputs, inputs), as in the files. */
-    record Projection(NDArray weight, NDArray bias) {
-
-        NDArray apply(NDArray x) {
-            return Linear.linear(x, weight, bias).singletonOrThrow();
-        }
-    }
+    record Projection(NDArray weight, NDArray bias) {}
 
     /** A layer norm. */
     record Norm(NDArray weight, NDArray bias, float epsilon) {

@@ -32,11 +32,11 @@ final class ModernBertEncoder extends PackedEncoder {
     /** A layer. {@code attentionNorm} does nothing in the first one. */
     private record Layer(
             UnaryOperator<NDArray> attentionNorm,
-            EncoderWeights.Projection queriesKeysValues,
-            EncoderWeights.Projection attentionOut,
+            DenseLayers queriesKeysValues,
+            DenseLayers attentionOut,
             EncoderWeights.Norm norm,
-            EncoderWeights.Projection upGate,
-            EncoderWeights.Projection down) {}
+            DenseLayers upGate,
+            DenseLayers down) {}
 
     /** Queries {@code first} to {@code end} and the keys that they may attend to. */
     private record Block(long first, long end, long firstKey, long endKey) {
@@ -64,13 +64,13 @@ final class ModernBertEncoder extends PackedEncoder {
                             i == 0
                                     ? UnaryOperator.identity()
                                     : weights.normWithoutBias(name + "attn_norm")::apply,
-                            weights.projectionWithoutBias(hidden, 3L * hidden, name + "attn.Wqkv"),
-                            weights.projectionWithoutBias(hidden, hidden, name + "attn.Wo"),
+                            dense(weights.projectionWithoutBias(hidden, 3L * hidden, name + "attn.Wqkv")),
+                            dense(weights.projectionWithoutBias(hidden, hidden, name + "attn.Wo")),
                             weights.normWithoutBias(name + "mlp_norm"),
-                            weights.projectionWithoutBias(
-                                    hidden, 2L * sizes.intermediate(), name + "mlp.Wi"),
-                            weights.projectionWithoutBias(
-                                    sizes.intermediate(), hidden, name + "mlp.Wo")));
+                            dense(weights.projectionWithoutBias(
+                                    hidden, 2L * sizes.intermediate(), name + "mlp.Wi")),
+                            dense(weights.projectionWithoutBias(
+                                    sizes.intermediate(), hidden, name + "mlp.Wo"))));
             tables.computeIfAbsent(
                     config.layers().get(i).rope(),
                     rope ->
@@ -98,9 +98,9 @@ final class ModernBertEncoder extends PackedEncoder {
                                 rotate(heads, here.get(of.rope())),
                                 groups,
                                 (q, k, v) -> attend(q, k, v, of.reach(), manager, masks));
-                NDArray middle = layer.attentionOut.apply(attended).addi(x);
+                NDArray middle = layer.attentionOut.addTo(x, attended);
                 NDArray inner = gated(layer.upGate.apply(layer.norm.apply(middle)));
-                x = layer.down.apply(inner).addi(middle);
+                x = layer.down.addTo(middle, inner);
                 x.attach(manager);
             }
         }
@@ -119,7 +119,7 @@ final class ModernBertEncoder extends PackedEncoder {
 
     private NDArray gated(NDArray upGate) {
         NDArray up = Torch.narrow(upGate, 1, 0, sizes.intermediate());
-        return activate(up)
+        return activate(sizes.activation(), up)
                 .mul(Torch.narrow(upGate, 1, sizes.intermediate(), sizes.intermediate()));
     }
 

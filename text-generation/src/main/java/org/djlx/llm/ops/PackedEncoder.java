@@ -9,6 +9,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.SparseFormat;
 import ai.djl.nn.core.Embedding;
 import java.util.List;
+import java.util.Optional;
 import org.djlx.llm.model.EncoderConfig;
 import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.Torch;
@@ -57,8 +58,18 @@ abstract class PackedEncoder extends SequenceEncoder {
         }
     }
 
-    final NDArray activate(NDArray x) {
-        return switch (sizes.activation()) {
+    /** Returns projections without a norm after them. */
+    final DenseLayers dense(EncoderWeights.Projection... layers) {
+        return DenseLayers.of(weights.manager(), sizes.activation(), Optional.empty(), layers);
+    }
+
+    /** Returns projections with a norm after {@link DenseLayers#addTo}. */
+    final DenseLayers dense(EncoderWeights.Norm norm, EncoderWeights.Projection... layers) {
+        return DenseLayers.of(weights.manager(), sizes.activation(), Optional.of(norm), layers);
+    }
+
+    static NDArray activate(EncoderConfig.Activation activation, NDArray x) {
+        return switch (activation) {
             case GELU -> x.getNDArrayInternal().gelu();
             case GELU_TANH -> BlockMath.gelu(x);
             case RELU -> x.getNDArrayInternal().relu();

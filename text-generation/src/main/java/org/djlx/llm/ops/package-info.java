@@ -11,6 +11,7 @@
  * DecoderEncoder   a language model as an encoder
  * DecoderKernels   launches the kernels of decoding: matmuls of few rows, attention, sampling
  * DecoderMatmuls   the matmuls of decode steps, and the norms between them
+ * DenseLayers      projections of encoders, by libtorch or by a kernel for AMX
  * EncoderWeights   reads the weights of an encoder
  * ExpertRouter     chooses the experts of tokens
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512

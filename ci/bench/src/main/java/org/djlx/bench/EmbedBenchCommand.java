@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.bench;
+
+import ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory;
+import ai.djl.inference.Predictor;
+import ai.djl.repository.zoo.Criteria;
+import ai.djl.repository.zoo.ZooModel;
+import com.sun.management.OperatingSystemMXBean;
+import java.lang.management.ManagementFactory;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Random;
+import java.util.stream.Collectors;
+import java.util.stream.IntStream;
+import org.djlx.llm.EmbeddingModel;
+import org.djlx.nativeops.NativeVersions;
+import picocli.CommandLine.Command;
+import picocli.CommandLine.Option;
+import picocli.CommandLine.Parameters;
+
+/**
+ * {@code bench-embed}: embeddings on the CPU beside DJL's PyTorch engine with a traced model. Both
+ * take turns, from texts to vectors, in one process and with the same threads.
+ */
+@Command(
+        name = "bench-embed",
+        description = {
+            "Measures embeddings of 32 texts on the CPU, in turns with DJL's PyTorch engine with a"
+                    + " traced model. OMP_NUM_THREADS sets the threads."
+        })
+final class EmbedBenchCommand extends ReportCommand {
+
+    private static final int TEXTS = 32;
+    private static final int MIXED = 0; // a length in LENGTHS: texts have 8 to 256 tokens
+    private static final int[] LENGTHS = {16, 64, 128, 256, MIXED};
+
+    @Parameters(paramLabel = "DIR", description = "What peers/embed_model.py has written.")
+    private Path directory;
+
+    @Option(names = "--turns", description = "Default: ${DEFAULT-VALUE}.")
+    private int turns = 9;
+
+    /** Medians of a batch. {@code tokens} is 0 for mixed lengths. */
+    record Row(
+            int tokens,
+            double wallMillis,
+            double cpuMillis,
+            double djlWallMillis,
+            double djlCpuMillis,
+            double speedUp,
+            double cpuSpeedUp,
+            double maxDifference) {}
+
+    private interface Embedder {
+        List<float[]> embed(List<String> texts) throws Exception;
+    }
+
+    private record Times(double wall, double cpu, List<float[]> vectors) {
+
+        static Times of(Embedder embedder, List<String> texts) throws Exception {
+            OperatingSystemMXBean system =
+                    (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
+            long cpu = system.getProcessCpuTime();
+            long start = System.nanoTime();
+            List<float[]> vectors = embedder.embed(texts);
+            long end = System.nanoTime();
+            return new Times(
+                    (end - start) / 1e6, (system.getProcessCpuTime() - cpu) / 1e6, vectors);
+        }
+
+        static double median(List<Times> times, java.util.function.ToDoubleFunction<Times> of) {
+            return Stats.median(times.stream().mapToDouble(of).toArray());
+        }
+    }
+
+    @Override
+    public Integer call() throws Exception {
+        begin("embeddings beside DJL's PyTorch engine", NativeVersions.query());
+        Criteria<String, float[]> criteria =
+                Criteria.builder()
+                        .setTypes(String.class, float[].class)
+                        .optModelPath(directory.resolve("traced"))
+                        .optModelName("traced")
+                        .optEngine("PyTorch")
+                        .optTranslatorFactory(new TextEmbeddingTranslatorFactory())
+                        .optArgument("includeTokenTypes", "false")
+                        .build();
+        try (EmbeddingModel model = EmbeddingModel.of(directory.toString());
+                ZooModel<String, float[]> traced = criteria.loadModel();
+                Predictor<String, float[]> predictor = traced.newPredictor()) {
+            List<Row> rows = new ArrayList<>();
+            for (int length : LENGTHS) {
+                rows.add(
+                        measure(
+                                length,
+                                texts -> List.of(model.embed(texts)),
+                                predictor::batchPredict));
+                put("rows", rows);
+                store();
+            }
+        }
+        printTables();
+        return 0;
+    }
+
+    private Row measure(int length, Embedder ours, Embedder djl) throws Exception {
+        List<Times> own = new ArrayList<>();
+        List<Times> others = new ArrayList<>();
+        double difference = 0;
+        Random random = new Random(length);
+        for (int i = -3; i < turns; i++) { // DJL's executor compiles the trace in its first runs
+            List<String> texts = texts(random, length);
+            Times first = Times.of(ours, texts);
+            Times second = Times.of(djl, texts);
+            for (int k = 0; k < TEXTS; k++) {
+                for (int e = 0; e < first.vectors.get(k).length; e++) {
+                    float other = second.vectors.get(k)[e];
+                    difference = Math.max(difference, Math.abs(first.vectors.get(k)[e] - other));
+                }
+            }
+            if (i >= 0) {
+                own.add(first);
+                others.add(second);
+            }
+        }
+        double wall = Times.median(own, Times::wall);
+        double cpu = Times.median(own, Times::cpu);
+        double otherWall = Times.median(others, Times::wall);
+        double otherCpu = Times.median(others, Times::cpu);
+        return new Row(
+                length,
+                wall,
+                cpu,
+                otherWall,
+                otherCpu,
+                otherWall / wall,
+                otherCpu / cpu,
+                difference);
+    }
+
+    /** Returns texts of words of two letters, which are a token each. */
+    private static List<String> texts(Random random, int length) {
+        return IntStream.range(0, TEXTS)
+                .mapToObj(
+                        i ->
+                                random.ints(length == MIXED ? random.nextInt(6, 255) : length - 2)
+                                        .mapToObj(word -> letter(word) + letter(word / 26))
+                                        .collect(Collectors.joining(" ")))
+                .toList();
+    }
+
+    private static String letter(int number) {
+        return String.valueOf((char) ('a' + Math.floorMod(number, 26)));
+    }
+}
