@@ -180,6 +180,16 @@ struct Layers {
   int64_t block;
 };
 
+// Attention within sequences, in both directions. starts: the first token of each sequence, then the number of all tokens. qkv: (tokens,
+// queries then keys then values, heads, size); out: (tokens, heads, size).
+struct EncoderAttention {
+  int64_t heads, size;
+  const int64_t* starts;
+  float scale;
+  const float* qkv;
+  float* out;
+};
+
 // A group of a row of blocks.
 struct Group {
   uint8_t numbers[GROUP];  // without a sign
@@ -285,6 +295,7 @@ static bool has_amx_bf16;
 #define LANES 16
 #define TILE 4
 #include "cpu_kernels.h"
+#include "encoder_attention.h"
 #undef ISA
 #undef LANES
 #undef TILE
@@ -295,6 +306,7 @@ static bool has_amx_bf16;
 #define LANES 8
 #define TILE 2
 #include "cpu_kernels.h"
+#include "encoder_attention.h"
 #pragma GCC optimize("fp-contract=off")
 #include "optimizer.h"
 #undef LANES
@@ -458,6 +470,13 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
                  query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
   (use_avx512 ? avx512::rotate : avx2::rotate)(a);
   run(threads, 1, rows * kv_heads, use_avx512 ? avx512::attend : avx2::attend, &a);
+}
+
+// See EncoderAttention.
+void djlx_cpu_encoder_attention(int threads, int64_t sequences, int64_t heads, int64_t size, const int64_t* starts, float scale,
+                                const float* qkv, float* out) {
+  EncoderAttention a = {heads, size, starts, scale, qkv, out};
+  run(threads, 1, sequences * heads, use_avx512 ? avx512::attend_encoder : avx2::attend_encoder, &a);
 }
 
 // See ArgMax.

@@ -11,6 +11,7 @@ import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Random;
+import java.util.function.ToDoubleFunction;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.llm.EmbeddingModel;
@@ -32,16 +33,21 @@ import picocli.CommandLine.Parameters;
 final class EmbedBenchCommand extends ReportCommand {
 
     private static final int TEXTS = 32;
-    private static final int MIXED = 0; // a length in LENGTHS: texts have 8 to 256 tokens
-    private static final int[] LENGTHS = {16, 64, 128, 256, MIXED};
+    private static final int MIXED = 0; // a length: texts have 8 to 256 tokens
 
     @Parameters(paramLabel = "DIR", description = "What peers/embed_model.py has written.")
     private Path directory;
 
+    @Option(
+            names = "--tokens",
+            split = ",",
+            description = "Tokens of a text; 0 for mixed lengths. Default: ${DEFAULT-VALUE}.")
+    private int[] lengths = {16, 64, 128, 256, MIXED};
+
     @Option(names = "--turns", description = "Default: ${DEFAULT-VALUE}.")
     private int turns = 9;
 
-    /** Medians of a batch. {@code tokens} is 0 for mixed lengths. */
+    /** Medians of a batch; speed-ups are medians of each turn's. {@code tokens} is 0 for mixed lengths. */
     record Row(
             int tokens,
             double wallMillis,
@@ -69,7 +75,7 @@ final class EmbedBenchCommand extends ReportCommand {
                     (end - start) / 1e6, (system.getProcessCpuTime() - cpu) / 1e6, vectors);
         }
 
-        static double median(List<Times> times, java.util.function.ToDoubleFunction<Times> of) {
+        static double median(List<Times> times, ToDoubleFunction<Times> of) {
             return Stats.median(times.stream().mapToDouble(of).toArray());
         }
     }
@@ -90,7 +96,7 @@ final class EmbedBenchCommand extends ReportCommand {
                 ZooModel<String, float[]> traced = criteria.loadModel();
                 Predictor<String, float[]> predictor = traced.newPredictor()) {
             List<Row> rows = new ArrayList<>();
-            for (int length : LENGTHS) {
+            for (int length : lengths) {
                 rows.add(
                         measure(
                                 length,
@@ -98,9 +104,9 @@ final class EmbedBenchCommand extends ReportCommand {
                                 predictor::batchPredict));
                 put("rows", rows);
                 store();
+                print("%s%n", rows.get(rows.size() - 1));
             }
         }
-        printTables();
         return 0;
     }
 
@@ -124,19 +130,25 @@ final class EmbedBenchCommand extends ReportCommand {
                 others.add(second);
             }
         }
-        double wall = Times.median(own, Times::wall);
-        double cpu = Times.median(own, Times::cpu);
-        double otherWall = Times.median(others, Times::wall);
-        double otherCpu = Times.median(others, Times::cpu);
+        double[] walls = ratios(others, own, Times::wall);
+        double[] cpus = ratios(others, own, Times::cpu);
         return new Row(
                 length,
-                wall,
-                cpu,
-                otherWall,
-                otherCpu,
-                otherWall / wall,
-                otherCpu / cpu,
+                Times.median(own, Times::wall),
+                Times.median(own, Times::cpu),
+                Times.median(others, Times::wall),
+                Times.median(others, Times::cpu),
+                Stats.median(walls),
+                Stats.median(cpus),
                 difference);
+    }
+
+    /** Returns the speed-up in each turn, which the load of the host changes less than times. */
+    private static double[] ratios(
+            List<Times> others, List<Times> own, ToDoubleFunction<Times> of) {
+        return IntStream.range(0, own.size())
+                .mapToDouble(i -> of.applyAsDouble(others.get(i)) / of.applyAsDouble(own.get(i)))
+                .toArray();
     }
 
     /** Returns texts of words of two letters, which are a token each. */

@@ -245,6 +245,23 @@ public final class CpuKernels {
             long out);
 
     /**
+     * Computes attention within sequences, in both directions.
+     *
+     * @param starts longs: the first token of each sequence, then the number of all tokens
+     * @param qkv of shape (tokens, 3, heads, size): queries, keys, values
+     * @param out of shape (tokens, heads, size)
+     */
+    public static native void djlx_cpu_encoder_attention(
+            int threads,
+            long sequences,
+            long heads,
+            long size,
+            long starts,
+            float scale,
+            long qkv,
+            long out);
+
+    /**
      * Computes the argmax of each row, its maximum, and the sum of the exponentials of {@code x -
      * maximum}.
      *

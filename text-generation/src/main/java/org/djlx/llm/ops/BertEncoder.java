@@ -80,9 +80,7 @@ final class BertEncoder extends PackedEncoder {
     }
 
     private NDArray compute(Layer layer, NDArray x, List<Group> groups) {
-        NDArray heads =
-                layer.queriesKeysValues.apply(x).reshape(-1, 3, sizes.heads(), sizes.headSize());
-        NDArray attended = attend(heads, groups, (q, k, v) -> Torch.attention(q, k, v, false));
+        NDArray attended = attend(layer.queriesKeysValues.apply(x), groups);
         NDArray middle = layer.attentionOut.addTo(x, attended);
         return layer.mlp.addTo(middle, middle);
     }

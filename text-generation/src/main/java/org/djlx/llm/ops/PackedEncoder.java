@@ -6,12 +6,18 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.ndarray.types.SparseFormat;
 import ai.djl.nn.core.Embedding;
+import ai.djl.pytorch.jni.JniUtils;
 import java.util.List;
 import java.util.Optional;
+import java.util.stream.LongStream;
 import org.djlx.llm.model.EncoderConfig;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.BlockMath;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /** What encoders share: they attend in both directions. */
@@ -81,6 +87,34 @@ abstract class PackedEncoder extends SequenceEncoder {
     interface Attention {
         /** Arguments and result have the shape (sequences, heads, tokens, head size). */
         NDArray apply(NDArray queries, NDArray keys, NDArray values);
+    }
+
+    /** Computes attention of all tokens of a sequence to each other. */
+    final NDArray attend(NDArray queriesKeysValues, List<Group> groups) {
+        NDArray heads = queriesKeysValues.reshape(-1, 3, sizes.heads(), sizes.headSize());
+        if (device().isGpu()
+                || Torch.scalarType(heads) != ScalarType.FLOAT32
+                || !NativeLibrary.CPU_KERNELS.isAvailable()) {
+            return attend(heads, groups, (q, k, v) -> Torch.attention(q, k, v, false));
+        }
+        long tokens = heads.getShape().get(0);
+        NDManager manager = heads.getManager();
+        long[] starts =
+                LongStream.concat(groups.stream().flatMapToLong(Group::starts), LongStream.of(tokens))
+                        .toArray();
+        NDArray out = Torch.empty(manager, new Shape(tokens, sizes.hidden()), ScalarType.FLOAT32);
+        try (NDArray array = manager.create(starts)) {
+            CpuKernels.djlx_cpu_encoder_attention(
+                    JniUtils.getNumThreads(),
+                    starts.length - 1,
+                    sizes.heads(),
+                    sizes.headSize(),
+                    Torch.dataPointer(array),
+                    (float) (1 / Math.sqrt(sizes.headSize())),
+                    Torch.dataPointer(heads),
+                    Torch.dataPointer(out));
+        }
+        return out;
     }
 
     /**

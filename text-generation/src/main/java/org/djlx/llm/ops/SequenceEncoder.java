@@ -32,6 +32,11 @@ public abstract class SequenceEncoder implements AutoCloseable {
         long tokens() {
             return sequences * length;
         }
+
+        /** Returns the first token of each sequence. */
+        LongStream starts() {
+            return LongStream.range(0, sequences).map(i -> first + i * length);
+        }
     }
 
     public abstract int hiddenSize();
