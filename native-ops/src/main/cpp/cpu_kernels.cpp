@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's kernels of decode steps: products of few rows at the speed of memory, quantization, RMSNorm, gates, attention over a paged
-// KV cache, argmax. Updates of optimizers.
+// KV cache, argmax. Updates of optimizers. Dense layers and attention of encoders.
 // Activations are float32; cache and weights are float32, float16 or bfloat16, weights also int8, int4 or packed blocks. Called by
 // org.djlx.nativeops.host.CpuKernels. Needs AVX2, FMA and F16C, and uses AVX-512 and AMX where the CPU has them. Links to libc only.
 #include <immintrin.h>

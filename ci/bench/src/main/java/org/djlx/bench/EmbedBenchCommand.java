@@ -47,7 +47,10 @@ final class EmbedBenchCommand extends ReportCommand {
     @Option(names = "--turns", description = "Default: ${DEFAULT-VALUE}.")
     private int turns = 9;
 
-    /** Medians of a batch; speed-ups are medians of each turn's. {@code tokens} is 0 for mixed lengths. */
+    /**
+     * Medians of a batch; speed-ups are medians of each turn's. {@code tokens} is 0 for mixed
+     * lengths.
+     */
     record Row(
             int tokens,
             double wallMillis,

@@ -12,8 +12,9 @@ import java.util.Arrays;
 import java.util.Random;
 import java.util.function.DoubleUnaryOperator;
 import org.djlx.nativeops.NativeLibrary;
-import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 
@@ -29,8 +30,9 @@ class EncoderKernelsTest {
         NativeLibrary.CPU_KERNELS.ensureAvailability();
     }
 
-    @AfterAll
-    static void restore() {
+    @BeforeEach
+    @AfterEach
+    void restore() {
         CpuKernels.useAvx512(true);
     }
 
@@ -38,7 +40,13 @@ class EncoderKernelsTest {
         return switch (code) {
             case CpuKernels.GELU -> x -> x * normal(x);
             case CpuKernels.GELU_TANH ->
-                    x -> x / 2 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
+                    x ->
+                            x
+                                    / 2
+                                    * (1
+                                            + Math.tanh(
+                                                    Math.sqrt(2 / Math.PI)
+                                                            * (x + 0.044715 * x * x * x)));
             case CpuKernels.RELU -> x -> Math.max(x, 0);
             case CpuKernels.SILU -> x -> x / (1 + Math.exp(-x));
             default -> x -> x;
@@ -61,8 +69,13 @@ class EncoderKernelsTest {
 
     @ParameterizedTest
     @CsvSource({
-        "1, 24, 40, 1", "16, 384, 72, 1", "17, 33, 7, 2", "128, 40, 130, 3", "129, 64, 96, 4",
-        "300, 20, 2100, 0", "70, 15, 2049, 1"
+        "1, 24, 40, 1",
+        "16, 384, 72, 1",
+        "17, 33, 7, 2",
+        "128, 40, 130, 3",
+        "129, 64, 96, 4",
+        "300, 20, 2100, 0",
+        "70, 15, 2049, 1"
     })
     void layersEqualFloat64WhateverTheThreads(int rows, int size, int inner, int activation) {
         assumeTrue(CpuKernels.djlx_cpu_split_bytes(1, 1) > 0, "the CPU has no AMX for bfloat16");
@@ -74,8 +87,16 @@ class EncoderKernelsTest {
         float[] normBias = numbers(size, 1);
         Memory[] owned = {split(up, inner, size), floats(upBias), split(down, size, inner)};
         long[] layers = {
-            size, inner, activation, address(owned[0]), address(owned[1]),
-            inner, size, 0, address(owned[2]), 0
+            size,
+            inner,
+            activation,
+            address(owned[0]),
+            address(owned[1]),
+            inner,
+            size,
+            0,
+            address(owned[2]),
+            0
         };
         Memory structs = aligned(layers.length * 8L);
         structs.write(0, layers, 0, layers.length);

@@ -3,6 +3,7 @@ package org.djlx.llm.ops;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.core.Linear;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.List;
@@ -14,7 +15,6 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
-import ai.djl.ndarray.types.Shape;
 
 /** One or two projections of an encoder's tokens, with an activation between two. */
 sealed interface DenseLayers {

@@ -64,13 +64,17 @@ final class ModernBertEncoder extends PackedEncoder {
                             i == 0
                                     ? UnaryOperator.identity()
                                     : weights.normWithoutBias(name + "attn_norm")::apply,
-                            dense(weights.projectionWithoutBias(hidden, 3L * hidden, name + "attn.Wqkv")),
+                            dense(
+                                    weights.projectionWithoutBias(
+                                            hidden, 3L * hidden, name + "attn.Wqkv")),
                             dense(weights.projectionWithoutBias(hidden, hidden, name + "attn.Wo")),
                             weights.normWithoutBias(name + "mlp_norm"),
-                            dense(weights.projectionWithoutBias(
-                                    hidden, 2L * sizes.intermediate(), name + "mlp.Wi")),
-                            dense(weights.projectionWithoutBias(
-                                    sizes.intermediate(), hidden, name + "mlp.Wo"))));
+                            dense(
+                                    weights.projectionWithoutBias(
+                                            hidden, 2L * sizes.intermediate(), name + "mlp.Wi")),
+                            dense(
+                                    weights.projectionWithoutBias(
+                                            sizes.intermediate(), hidden, name + "mlp.Wo"))));
             tables.computeIfAbsent(
                     config.layers().get(i).rope(),
                     rope ->

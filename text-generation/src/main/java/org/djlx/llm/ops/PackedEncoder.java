@@ -100,7 +100,8 @@ abstract class PackedEncoder extends SequenceEncoder {
         long tokens = heads.getShape().get(0);
         NDManager manager = heads.getManager();
         long[] starts =
-                LongStream.concat(groups.stream().flatMapToLong(Group::starts), LongStream.of(tokens))
+                LongStream.concat(
+                                groups.stream().flatMapToLong(Group::starts), LongStream.of(tokens))
                         .toArray();
         NDArray out = Torch.empty(manager, new Shape(tokens, sizes.hidden()), ScalarType.FLOAT32);
         try (NDArray array = manager.create(starts)) {
