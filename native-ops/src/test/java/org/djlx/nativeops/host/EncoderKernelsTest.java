@@ -8,7 +8,9 @@ import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Random;
 import java.util.function.DoubleUnaryOperator;
 import org.djlx.nativeops.NativeLibrary;
@@ -24,6 +26,7 @@ class EncoderKernelsTest {
     private static final float EPSILON = 1e-5f;
 
     private final Random random = new Random(1);
+    private final List<Memory> owned = new ArrayList<>(); // until the test ends
 
     @BeforeAll
     static void available() {
@@ -85,17 +88,18 @@ class EncoderKernelsTest {
         float[] down = numbers(size * inner, 0.1);
         float[] norm = numbers(size, 1);
         float[] normBias = numbers(size, 1);
-        Memory[] owned = {split(up, inner, size), floats(upBias), split(down, size, inner)};
+        Memory upSplit = split(up, inner, size);
+        Memory downSplit = split(down, size, inner);
         long[] layers = {
             size,
             inner,
             activation,
-            address(owned[0]),
-            address(owned[1]),
+            address(upSplit),
+            address(floats(upBias)),
             inner,
             size,
             0,
-            address(owned[2]),
+            address(downSplit),
             0
         };
         Memory structs = aligned(layers.length * 8L);
@@ -274,18 +278,20 @@ class EncoderKernelsTest {
         return numbers;
     }
 
-    private static Memory split(float[] weight, int outputs, int inputs) {
+    private Memory split(float[] weight, int outputs, int inputs) {
         Memory split = aligned(CpuKernels.djlx_cpu_split_bytes(outputs, inputs));
         Memory floats = floats(weight);
         CpuKernels.djlx_cpu_split(2, outputs, inputs, address(floats), address(split));
         return split;
     }
 
-    private static Memory aligned(long bytes) {
-        return new Memory(bytes + 64).align(64);
+    private Memory aligned(long bytes) {
+        Memory memory = new Memory(bytes + 64);
+        owned.add(memory);
+        return memory.align(64);
     }
 
-    private static Memory floats(float... values) {
+    private Memory floats(float... values) {
         Memory memory = aligned(4L * values.length);
         memory.write(0, values, 0, values.length);
         return memory;
