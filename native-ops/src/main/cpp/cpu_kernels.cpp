@@ -18,7 +18,7 @@ struct Bf16 {
 };
 enum { INT8 = 1, FLOAT16 = 5, FLOAT32 = 6, BFLOAT16 = 15, INT4 = 16, INT4_ZEROS = 17 };  // c10::ScalarType, but for the last two
 enum { Q4_0 = 34, Q4_1 = 35, Q5_0 = 38, Q5_1 = 39, Q8_0 = 40, Q2_K = 42, Q3_K = 43, Q4_K = 44, Q5_K = 45, Q6_K = 46 };  // 32 + ggml_type
-const int GROUP = 128, PANEL = 16;
+const int GROUP = 128, PANEL = 16, MATRIX = 16;  // MATRIX: rows of a tile of AMX
 // How many bytes ahead of a weight another is prefetched, because the hardware's prefetchers stop at the end of a page. The fastest:
 const int FAR_AHEAD = 16384;   // for 16-bit weights, and for float32 weights with several rows of x
 static int near_ahead = 1024;  // for other weights; on Intel's CPUs 4096, which is much slower on AMD's
@@ -89,11 +89,16 @@ INLINE int64_t group_bytes(int type) {
 // Rows of x, quantized to 8 bits in groups of 128 numbers. For INT8 and INT4 weights, a group has one scale; for blocks, each 32 numbers have
 // one. A total is that of a set of numbers, to correct for the weights' zero; a sum is a total times the scale, for minimums. Sets of 16 and
 // of 32 numbers come one after the other; a set of 128 has the first place.
+// Groups of tile_rows rows, 1 or MATRIX for AMX, lie together: 64 numbers of each row, then 64 others; the first scale of each row, and so on.
 const int SCALES = 4, SUMS = GROUP / 16 + GROUP / 32;  // of a group
 constexpr int sum_index(int set_size, int set) { return set + (set_size == 32 ? GROUP / 16 : 0); }
 struct Quantized {
+  int64_t tile_rows;
   int8_t* numbers;
   float *scales, *totals, *sums;
+
+  // Returns the index of a group of a tile's first row, where a row has `count` groups.
+  int64_t place(int64_t row, int64_t count, int64_t group) const { return (row / tile_rows * count + group) * tile_rows; }
 };
 
 // Some columns of a product: weights of shape (outputs, inputs), rows stride elements apart, or quantized; bias may be null.
@@ -139,7 +144,7 @@ struct Packing {
 
 // Rows of a token each, also of several tokens of a sequence: all keys and values are written before a row attends. type: of keys and
 // values; window: 0 is none; cap: 0 is none; query_norm, key_norm: may be null. qkv: (rows, query heads + 2 KV heads, head size);
-// positions: (rows); slots: (rows, max length); cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size),
+// positions: (rows); slots: (rows, max length), or with a max length of 0 those of all rows, which are adjacent tokens. cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size),
 // faster if aligned to 64 bytes; out: (rows, query heads, head size).
 struct Attention {
   int type;
@@ -149,6 +154,23 @@ struct Attention {
   const float *query_norm, *key_norm, *cosines, *sines;
   const int *positions, *slots;
   void *keys, *values;
+  float* out;
+};
+
+// x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).
+struct Norm {
+  int64_t size;
+  float* x;
+  const float *delta, *weight;
+  float epsilon;
+  float* out;
+};
+
+// gate_up: (rows, gates then values, inner); out: (rows, inner).
+struct Gate {
+  int64_t inner;
+  int gelu;
+  const float* gate_up;
   float* out;
 };
 
@@ -315,6 +337,7 @@ static bool has_amx_bf16;
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 
 static bool use_avx512;
+const int SHARED_ROWS = 32;  // from which on threads share what takes less time than a product
 static Parallel parallel;  // GOMP_parallel of the OpenMP that libtorch uses: one pool of threads for both
 
 // A loop that threads share as by OpenMP's schedule(guided): each takes a third of its share of the rest, in whole steps and at least one.
@@ -361,16 +384,16 @@ static bool allow_amx() {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Chooses the instruction set, at most AVX2 if narrow; returns the floats of a vector, 0 if the CPU lacks AVX2, FMA or F16C.
-int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int narrow) {
+// Chooses the instruction set, at most AVX2 if the level is 0, at most AVX-512 if it is 1, or AMX, too; returns the floats of a vector, 0 if the CPU lacks AVX2, FMA or F16C.
+int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int level) {
   parallel = gomp_parallel;
   mkl_sqrt = vms_sqrt;
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return 0;
   if (__builtin_cpu_is("intel")) near_ahead = 4096;
-  use_avx512 = !narrow && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+  use_avx512 = level > 0 && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx512vnni");
-  use_amx = use_avx512 && allow_amx();
+  use_amx = use_avx512 && level > 1 && allow_amx();
   return use_avx512 ? 16 : 8;
 }
 
@@ -382,16 +405,16 @@ void djlx_cpu_products(int threads, int64_t rows, int64_t inputs, int64_t count,
   char* scratch = 0;
   bool quantized = is_quantized(parts->type);
   if (quantized) {
-    int64_t x_groups = rows * groups(inputs);
+    int64_t tile_rows = use_amx && rows >= MATRIX ? MATRIX : 1, x_groups = (rows + tile_rows - 1) / tile_rows * tile_rows * groups(inputs);
     scratch = (char*)aligned_alloc(64, (x_groups * (GROUP + 4 * (SCALES + 2 * SUMS)) + 63) / 64 * 64);
     float* scales = (float*)(scratch + x_groups * GROUP);
     float* totals = scales + x_groups * SCALES;
-    p.quantized = {(int8_t*)scratch, scales, totals, totals + x_groups * SUMS};
-    run(rows < 32 ? 1 : threads, 64, x_groups, use_avx512 ? avx512::quantize_rows : avx2::quantize_rows, &p);
+    p.quantized = {tile_rows, (int8_t*)scratch, scales, totals, totals + x_groups * SUMS};
+    run(rows < SHARED_ROWS ? 1 : threads, 64, rows * groups(inputs), use_avx512 ? avx512::quantize_rows : avx2::quantize_rows, &p);
   }
   int64_t outputs = 0;
   for (int64_t i = 0; i < count; i++) outputs += parts[i].outputs;
-  int64_t step = quantized ? PANEL : 4;  // a multiple of the outputs that `columns` multiplies at a time
+  int64_t step = p.quantized.tile_rows > 1 ? 2 * PANEL : quantized ? PANEL : 4;  // a multiple of the outputs that `columns` multiplies at a time
   run(rows * inputs * outputs < 1 << 18 ? 1 : threads, step, outputs, use_avx512 ? avx512::products : avx2::products, &p);
   free(scratch);
 }
@@ -449,16 +472,16 @@ void djlx_cpu_layers(int threads, int64_t rows, int64_t count, const Layer* laye
   avx512::apply(threads, l);
 }
 
-// x += delta unless it is null; out = norm of x unless that is null. x: (rows, size).
-void djlx_cpu_rms_norm(int64_t rows, int64_t size, float* x, const float* delta, const float* weight, float epsilon, float* out) {
-  for (int64_t i = 0; delta && i < rows * size; i++) x[i] += delta[i];
-  for (int64_t row = 0; out && row < rows; row++)
-    (use_avx512 ? avx512::rms_norm : avx2::rms_norm)(size, x + row * size, weight, epsilon, out + row * size);
+// See Norm.
+void djlx_cpu_rms_norm(int threads, int64_t rows, int64_t size, float* x, const float* delta, const float* weight, float epsilon, float* out) {
+  Norm n = {size, x, delta, weight, epsilon, out};
+  run(rows < SHARED_ROWS ? 1 : threads, 8, rows, use_avx512 ? avx512::rms_norms : avx2::rms_norms, &n);
 }
 
-// gate_up: (rows, gates then values, inner); out: (rows, inner).
-void djlx_cpu_gate(int64_t rows, int64_t inner, int gelu, const float* gate_up, float* out) {
-  (use_avx512 ? avx512::gate : avx2::gate)(rows, inner, gelu, gate_up, out);
+// See Gate.
+void djlx_cpu_gate(int threads, int64_t rows, int64_t inner, int gelu, const float* gate_up, float* out) {
+  Gate g = {inner, gelu, gate_up, out};
+  run(rows < SHARED_ROWS ? 1 : threads, 8, rows, use_avx512 ? avx512::gate : avx2::gate, &g);
 }
 
 // Normalises heads unless query_norm is null, rotates, writes keys and values to the cache, and attends.
@@ -468,8 +491,8 @@ void djlx_cpu_attention(int threads, int type, int64_t rows, int64_t query_heads
                         const int* positions, const int* slots, void* keys, void* values, float* out) {
   Attention a = {type,       rows,     query_heads, kv_heads, head_size, max_length, window, scale, cap,    epsilon, qkv,
                  query_norm, key_norm, cosines,     sines,    positions, slots,      keys,   values, out};
-  (use_avx512 ? avx512::rotate : avx2::rotate)(a);
-  run(threads, 1, rows * kv_heads, use_avx512 ? avx512::attend : avx2::attend, &a);
+  run(rows < SHARED_ROWS ? 1 : threads, 8, rows, use_avx512 ? avx512::rotate : avx2::rotate, &a);
+  run(threads, 1, use_avx512 ? avx512::attention_parts(a) : avx2::attention_parts(a), use_avx512 ? avx512::attend : avx2::attend, &a);
 }
 
 // See EncoderAttention.

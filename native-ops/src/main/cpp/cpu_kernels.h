@@ -38,6 +38,8 @@ const int VECTORS = PANEL / LANES;
 INLINE Floats plus(Floats x, Floats y, Floats z) { return (Floats)_mm512_fmadd_ps((__m512)y, (__m512)z, (__m512)x); }
 INLINE Floats minus(Floats x, Floats y, Floats z) { return (Floats)_mm512_fnmadd_ps((__m512)y, (__m512)z, (__m512)x); }
 INLINE float sum(Floats v) { return _mm512_reduce_add_ps((__m512)v); }
+INLINE int sum(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
+INLINE int maximum(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
 #else
 INLINE Floats plus(Floats x, Floats y, Floats z) { return (Floats)_mm256_fmadd_ps((__m256)y, (__m256)z, (__m256)x); }
 INLINE Floats minus(Floats x, Floats y, Floats z) { return (Floats)_mm256_fnmadd_ps((__m256)y, (__m256)z, (__m256)x); }
@@ -45,6 +47,14 @@ INLINE float sum(Floats v) {
   __m128 four = _mm256_castps256_ps128((__m256)v) + _mm256_extractf128_ps((__m256)v, 1);
   __m128 two = four + _mm_movehl_ps(four, four);
   return two[0] + two[1];
+}
+INLINE int sum(Ints v) {
+  for (int i = 1; i < LANES; i++) v[0] += v[i];
+  return v[0];
+}
+INLINE int maximum(Ints v) {
+  for (int i = 1; i < LANES; i++) v[0] = v[i] > v[0] ? v[i] : v[0];
+  return v[0];
 }
 #endif
 
@@ -148,22 +158,25 @@ INLINE int round8(const float* p, int size, float factor, int limit, int8_t* out
     store(out + i, q);
     total += q;
   }
-  for (int i = 1; i < LANES; i++) total[0] += total[i];
-  return total[0];
+  return sum(total);
 }
 
 // Quantizes groups of rows of x.
 void quantize_rows(const void* product, int64_t from, int64_t to) {
   const Product& p = *(const Product*)product;
-  int64_t count = groups(p.inputs);
+  const int64_t count = groups(p.inputs), apart = p.quantized.tile_rows;
   for (int64_t i = from; i < to; i++) {
     float x[GROUP];
     copy_group(p.x + i / count * p.inputs, p.inputs, i % count, x);
-    int8_t* numbers = p.quantized.numbers + i * GROUP;
-    float *scales = p.quantized.scales + i * SCALES, *totals = p.quantized.totals + i * SUMS, *sums = p.quantized.sums + i * SUMS;
+    const int64_t row = i / count, place = p.quantized.place(row, count, i % count), in_tile = row % apart;
+    int8_t* numbers = p.quantized.numbers + place * GROUP + in_tile * GROUP / 2;  // the second half is `apart` halves further on
+    float *scales = p.quantized.scales + place * SCALES + in_tile, *totals = p.quantized.totals + place * SUMS + in_tile,
+          *sums = p.quantized.sums + place * SUMS + in_tile;
     if (p.part.type <= INT4) {
       float most = fabsf(largest(x));
-      totals[0] = round8(x, GROUP, 127 / most, 127, numbers);
+      int total = 0;
+      for (int half = 0; half < 2; half++) total += round8(x + half * GROUP / 2, GROUP / 2, 127 / most, 127, numbers + half * apart * GROUP / 2);
+      totals[0] = total;
       scales[0] = most / 127;
       continue;
     }
@@ -173,13 +186,17 @@ void quantize_rows(const void* product, int64_t from, int64_t to) {
         Ints magnitude = (Ints)load(x + k) & 0x7fffffff;
         magnitudes = magnitude > magnitudes ? magnitude : magnitudes;
       }
-      for (int k = 1; k < LANES; k++) magnitudes[0] = magnitudes[k] > magnitudes[0] ? magnitudes[k] : magnitudes[0];
-      float most = ((Floats)magnitudes)[0], *of16 = totals + j / 16;
-      scales[j / 32] = most / 127;
-      for (int k = 0; k < 2; k++) of16[k] = round8(x + j + k * 16, 16, 127 / most, 127, numbers + j + k * 16);
-      totals[sum_index(32, j / 32)] = of16[0] + of16[1];
+      Bits most;
+      most.bits = maximum(magnitudes);
+      const float scale = most.number / 127, factor = 127 / most.number;
+      int8_t* to = numbers + j / 64 * apart * 64 + j % 64;
+      float of16[2];
+      for (int k = 0; k < 2; k++) of16[k] = round8(x + j + k * 16, 16, factor, 127, to + k * 16);
+      scales[j / 32 * apart] = scale;
+      for (int k = 0; k < 2; k++) totals[(j / 16 + k) * apart] = of16[k], sums[(j / 16 + k) * apart] = scale * of16[k];
+      totals[sum_index(32, j / 32) * apart] = of16[0] + of16[1];
+      sums[sum_index(32, j / 32) * apart] = scale * (of16[0] + of16[1]);
     }
-    for (int j = 0; j < SUMS; j++) sums[j] = scales[j < GROUP / 16 ? j / 2 : j - GROUP / 16] * totals[j];
   }
 }
 
@@ -248,26 +265,39 @@ template <class T, int COLUMNS, int N> INLINE void tile_float(const Product& p, 
     for (int c = 0; c < COLUMNS; c++) p.put(row + r, column + c, sum(acc[r][c][0] + acc[r][c][1]));
 }
 
+// Loads the scale of a set for vector v of a group's outputs, and the minimum or addend if the type has them.
+template <int TYPE> INLINE void load_scales(const char* w, int set, int v, Floats* scale, Floats* minimum) {
+  constexpr Blocks of = blocks(TYPE);
+  constexpr int sets = GROUP / of.set;
+  *minimum = Floats{};
+  if (sets == 1) {
+    *scale = load((const float*)w + v * LANES);
+  } else if (of.is_k) {
+    const int8_t* scales = (const int8_t*)w + PANEL * (4 + set) + v * LANES;
+    *scale = load(scales);
+    if (of.has_minimums) *minimum = load((const uint8_t*)scales + PANEL * sets);
+  } else {
+    const Half* scales = (const Half*)w + PANEL * set + v * LANES;
+    *scale = load(scales);
+    if (of.has_minimums) *minimum = load(scales + PANEL * sets);
+    if (TYPE == INT4_ZEROS) *minimum *= -*scale;
+  }
+}
+
+// Loads what a group's sums are multiplied by; minimums of types other than K are addends.
+template <int TYPE> INLINE void load_super_scales(const char* w, int v, Floats* scale, Floats* minimum) {
+  *scale = blocks(TYPE).is_k ? load((const Half*)w + v * LANES) : broadcast(1);
+  *minimum = blocks(TYPE).is_k ? load((const Half*)w + PANEL + v * LANES) : broadcast(-1);
+}
+
 // Adds the integer sums of a set, which are exact, to the group's sums of N rows. w: the group.
 template <int TYPE, int N>
 INLINE void add_set(const Product& p, int64_t row, int64_t g, const char* w, int set, const Ints (*s)[VECTORS], Floats (*group)[VECTORS],
                     Floats (*minimums)[VECTORS]) {
   constexpr Blocks of = blocks(TYPE);
-  constexpr int sets = GROUP / of.set;
   for (int v = 0; v < VECTORS; v++) {
-    Floats scale, minimum = {};
-    if (sets == 1) {
-      scale = load((const float*)w + v * LANES);
-    } else if (of.is_k) {
-      const int8_t* scales = (const int8_t*)w + PANEL * (4 + set) + v * LANES;
-      scale = load(scales);
-      if (of.has_minimums) minimum = load((const uint8_t*)scales + PANEL * sets);
-    } else {
-      const Half* scales = (const Half*)w + PANEL * set + v * LANES;
-      scale = load(scales);
-      if (of.has_minimums) minimum = load(scales + PANEL * sets);
-      if (TYPE == INT4_ZEROS) minimum *= -scale;
-    }
+    Floats scale, minimum;
+    load_scales<TYPE>(w, set, v, &scale, &minimum);
     for (int r = 0; r < N; r++) {
       int64_t at = (row + r) * groups(p.inputs) + g, sum = at * SUMS + sum_index(of.set, set);
       Floats dot = __builtin_convertvector(s[r][v], Floats);
@@ -281,13 +311,12 @@ INLINE void add_set(const Product& p, int64_t row, int64_t g, const char* w, int
 // Adds the sums of a group to those of N rows.
 template <int TYPE, int N>
 INLINE void add_group(const char* w, const Floats (*group)[VECTORS], const Floats (*minimums)[VECTORS], Floats (*acc)[VECTORS]) {
-  constexpr Blocks of = blocks(TYPE);
   for (int v = 0; v < VECTORS; v++) {
-    Floats scale = broadcast(1), of_minimums = broadcast(-1);  // types other than K: minimums are addends
-    if (of.is_k) scale = load((const Half*)w + v * LANES), of_minimums = load((const Half*)w + PANEL + v * LANES);
+    Floats scale, minimum;
+    load_super_scales<TYPE>(w, v, &scale, &minimum);
     for (int r = 0; r < N; r++) {
       acc[r][v] = plus(acc[r][v], group[r][v], scale);
-      if (of.has_minimums) acc[r][v] = minus(acc[r][v], minimums[r][v], of_minimums);
+      if (blocks(TYPE).has_minimums) acc[r][v] = minus(acc[r][v], minimums[r][v], minimum);
     }
   }
 }
@@ -350,68 +379,7 @@ template <int TYPE, int N> INLINE void tile_quantized(const Product& p, int64_t 
 }
 
 #if LANES == 16
-const int MATRIX = 16;  // rows of a tile of AMX
-
-// GCC 12's intrinsics of AMX do not say that they read memory, so stores before them might be left out.
-INLINE void written(const void* memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
-
-// Multiplies whole tiles of rows by a panel, with AMX: 16 rows by 16 outputs by the inputs of a set, at most 64. The results have the bits of
-// tile_quantized. Returns the first row that is left. scratch: the numbers of a panel of 4 bits, as if they had 8.
-template <int TYPE> int64_t matrices(const Product& p, int64_t column, char* scratch) {
-  constexpr Blocks of = blocks(TYPE);
-  constexpr int sets = GROUP / of.set, at_a_time = 4;
-  int64_t count = groups(p.inputs), row = 0;
-  const char* panel = (const char*)p.part.weights + column / PANEL * count * group_bytes(TYPE);
-  if (of.bits == 4)
-    for (int64_t g = 0; g < count; g++)
-      for (int i = 0; i < PANEL * GROUP / 2; i += 64) {
-        Bytes both = bytes(panel + g * group_bytes(TYPE) + of.header() + i);
-        char* to = scratch + g * PANEL * GROUP + 2 * i;
-        _mm512_store_si512(to, nibbles(both, 0));
-        _mm512_store_si512(to + 64, nibbles(both, 4));
-      }
-  written(scratch);
-  for (; row + MATRIX <= p.rows; row += MATRIX) {
-    Floats acc[MATRIX][VECTORS] = {};
-    const char* w = panel;
-    for (int64_t g = 0; g < count; g++, w += group_bytes(TYPE)) {
-      const char* numbers = of.bits == 4 ? scratch + g * PANEL * GROUP : w + of.header();
-      const int8_t* x = p.quantized.numbers + (row * count + g) * GROUP;
-      Ints s[sets][MATRIX][VECTORS];
-      for (int set = 0; set < sets; set++) {
-        _tile_zero(0);
-        for (int i = set * of.set; i < (set + 1) * of.set; i += 64) {
-          _tile_loadd(1, x + i, count * GROUP);
-          _tile_loadd(2, numbers + i % (GROUP / 2) * 2 * PANEL + i / (GROUP / 2) * 64, 128);
-          _tile_dpbsud(0, 1, 2);
-        }
-        _tile_stored(0, s[set], 64);
-      }
-      for (int r = 0; r < MATRIX; r += at_a_time) {
-        Floats group[at_a_time][VECTORS] = {}, minimums[at_a_time][VECTORS] = {};
-        for (int i = 0; i < sets; i++) {
-          int set = i / 2 + i % 2 * (sets / 2);  // tile_quantized's order
-          add_set<TYPE, at_a_time>(p, row + r, g, w, set, s[set] + r, group, minimums);
-        }
-        add_group<TYPE, at_a_time>(w, group, minimums, acc + r);
-      }
-    }
-    put_panel<MATRIX>(p, row, column, acc);
-  }
-  return row;
-}
-
-// Sets the shapes of tiles: 0 has sums, 1 numbers of x, 2 those of weights.
-INLINE void configure_tiles(int set) {
-  int bytes = set < 64 ? set : 64;
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shapes = {1, 0, {}, {4 * PANEL, (uint16_t)bytes, 4 * PANEL}, {MATRIX, MATRIX, (uint8_t)(bytes / 4)}};
-  written(&shapes);
-  _tile_loadconfig(&shapes);
-}
+#include "cpu_matrices.h"
 #endif
 
 template <int TYPE, int COLUMNS, int N> INLINE void tile(const Product& p, int64_t row, int64_t column) {
@@ -442,22 +410,10 @@ template <int TYPE> void multiply_float(const Product& p, int64_t from, int64_t 
 
 // `from` is the first output of a panel.
 template <int TYPE> void multiply_quantized(const Product& p, int64_t from, int64_t to) {
-  int64_t row = 0;
 #if LANES == 16
-  bool by_matrices = use_amx && p.rows >= MATRIX && blocks(TYPE).set > 16;  // storing the sums of smaller sets takes longer
-  char* scratch = by_matrices && blocks(TYPE).bits == 4 ? (char*)aligned_alloc(64, groups(p.inputs) * PANEL * GROUP) : 0;
-  if (by_matrices) configure_tiles(blocks(TYPE).set);
+  if (p.quantized.tile_rows > 1) return multiply_matrices<TYPE>(p, from, to);
 #endif
-  for (int64_t column = from; column < to; column += PANEL) {
-#if LANES == 16
-    if (by_matrices) row = matrices<TYPE>(p, column, scratch);
-#endif
-    tiles<TYPE, PANEL, (TYPE > INT4 ? TILE : 2 * TILE)>(p, row, p.rows, column);
-  }
-#if LANES == 16
-  if (by_matrices) _tile_release();
-  free(scratch);
-#endif
+  for (int64_t column = from; column < to; column += PANEL) tiles<TYPE, PANEL, (TYPE > INT4 ? TILE : 2 * TILE)>(p, 0, p.rows, column);
 }
 
 void multiply_part(const Product& p, int64_t from, int64_t to) {
@@ -495,128 +451,30 @@ void rms_norm(int64_t size, const float* x, const float* weight, float epsilon, 
   for (int64_t i = 0; i < size; i++) out[i] = x[i] * factor * weight[i];
 }
 
-void gate(int64_t rows, int64_t inner, bool gelu, const float* gate_up, float* out) {
-  for (int64_t row = 0; row < rows; row++, gate_up += 2 * inner, out += inner)
-    for (int64_t i = 0; i < inner; i += LANES) {
-      bool whole = i + LANES <= inner;
-      Floats g = whole ? load(gate_up + i) : load_first(gate_up + i, inner - i);
-      Floats up = whole ? load(gate_up + inner + i) : load_first(gate_up + inner + i, inner - i);
-      Floats y = gelu ? 0.5f * g * (1.0f + tanh(0.7978845608f * g * (1.0f + 0.044715f * g * g))) : g / (1.0f + exponential(-g));
+void rms_norms(const void* norm, int64_t from, int64_t to) {
+  const Norm& n = *(const Norm*)norm;
+  for (int64_t row = from; row < to; row++) {
+    float* x = n.x + row * n.size;
+    for (int64_t i = 0; n.delta && i < n.size; i++) x[i] += n.delta[row * n.size + i];
+    if (n.out) rms_norm(n.size, x, n.weight, n.epsilon, n.out + row * n.size);
+  }
+}
+
+void gate(const void* arguments, int64_t from, int64_t to) {
+  const Gate& a = *(const Gate*)arguments;
+  for (int64_t row = from; row < to; row++) {
+    const float *gates = a.gate_up + row * 2 * a.inner, *ups = gates + a.inner;
+    float* out = a.out + row * a.inner;
+    for (int64_t i = 0; i < a.inner; i += LANES) {
+      bool whole = i + LANES <= a.inner;
+      Floats g = whole ? load(gates + i) : load_first(gates + i, a.inner - i);
+      Floats up = whole ? load(ups + i) : load_first(ups + i, a.inner - i);
+      Floats y = a.gelu ? 0.5f * g * (1.0f + tanh(0.7978845608f * g * (1.0f + 0.044715f * g * g))) : g / (1.0f + exponential(-g));
       y *= up;
       if (whole) store(out + i, y);
-      for (int j = 0; !whole && i + j < inner; j++) out[i + j] = y[j];
-    }
-}
-
-// Normalises and rotates the heads of a token's queries and keys in place, and writes its key and value to the cache.
-template <class T> void rotate_and_cache(const Attention& a, int64_t row) {
-  float* heads = a.qkv + row * (a.query_heads + 2 * a.kv_heads) * a.head_size;
-  int64_t half = a.head_size / 2, position = a.positions[row];
-  const float *cosines = a.cosines + position * half, *sines = a.sines + position * half;
-  for (int64_t h = 0; h < a.query_heads + a.kv_heads; h++) {
-    float* x = heads + h * a.head_size;
-    if (a.query_norm) rms_norm(a.head_size, x, h < a.query_heads ? a.query_norm : a.key_norm, a.epsilon, x);
-    for (int64_t i = 0; i < half; i++) {
-      float first = x[i], second = x[half + i];
-      x[i] = first * cosines[i] - second * sines[i];
-      x[half + i] = second * cosines[i] + first * sines[i];
+      for (int j = 0; !whole && i + j < a.inner; j++) out[i + j] = y[j];
     }
   }
-  int64_t width = a.kv_heads * a.head_size, slot = a.slots[row * a.max_length + position];
-  const float* key = heads + a.query_heads * a.head_size;
-  for (int64_t i = 0; i < width; i++) {
-    narrow(key[i], (T*)a.keys + slot * width + i);
-    narrow(key[width + i], (T*)a.values + slot * width + i);
-  }
-}
-
-// Attention of the query heads of one token that share a KV head, by online softmax over blocks of tokens.
-template <class T> void attend_head(const Attention& a, int64_t row, int64_t kv_head) {
-  const int block = 64, strip = 64;
-  int64_t group = a.query_heads / a.kv_heads, size = a.head_size, position = a.positions[row];
-  const float* queries = a.qkv + (row * (a.query_heads + 2 * a.kv_heads) + kv_head * group) * size;
-  float* out = a.out + (row * a.query_heads + kv_head * group) * size;
-  const int* slots = a.slots + row * a.max_length;
-  int64_t start = a.window && position >= a.window ? position - a.window + 1 : 0;
-  float largest[group], total[group];
-  for (int64_t g = 0; g < group; g++) largest[g] = -INFINITY, total[g] = 0;
-  for (int64_t i = 0; i < group * size; i++) out[i] = 0;
-  for (int64_t first = start; first <= position; first += block) {
-    int count = position + 1 - first < block ? position + 1 - first : block;
-    // offsets: of this block's keys and values. ahead: of the next block or, for the last block, of the next head's first. For the last KV
-    // head that is unused or past the end, which a prefetch ignores.
-    int64_t offsets[block], ahead[block];
-    for (int t = 0; t < count; t++) {
-      int64_t next = first + t + block;
-      offsets[t] = (slots[first + t] * a.kv_heads + kv_head) * size;
-      ahead[t] = next <= position ? (slots[next] * a.kv_heads + kv_head) * size : (slots[start + t] * a.kv_heads + kv_head + 1) * size;
-    }
-    for (int64_t g = 0; g < group; g++) {
-      float p[block];  // scores, then their exponentials
-      for (int t = 0; t < count; t++) {
-        if (g == 0)
-          for (int64_t i = 0; i < size; i += 64 / sizeof(T)) {  // into L2, from which the step's weights have evicted them
-            __builtin_prefetch((const T*)a.keys + ahead[t] + i, 0, 2);
-            __builtin_prefetch((const T*)a.values + ahead[t] + i, 0, 2);
-          }
-        p[t] = a.scale * dot(queries + g * size, (const T*)a.keys + offsets[t], size);
-      }
-      for (int t = count; t < block; t++) p[t] = 0;  // the last vector is read whole
-      if (a.cap > 0)
-        for (int t = 0; t < count; t += LANES) store(p + t, a.cap * tanh(load(p + t) / a.cap));
-      for (int t = count; t < block; t++) p[t] = -INFINITY;
-      float before = largest[g];
-      for (int t = 0; t < count; t++) largest[g] = p[t] > largest[g] ? p[t] : largest[g];
-      Floats sums = {};
-      for (int t = 0; t < count; t += LANES) {
-        Floats s = load(p + t), e = exponential(s - largest[g]);
-        e = s < -3e38f ? broadcast(0) : e;  // past the last token: e^-infinity, where `exponential` gives e^-87
-        sums += e;
-        store(p + t, e);
-      }
-      float decay = total[g] == 0 ? 0 : exponential(broadcast(before - largest[g]))[0];
-      total[g] = total[g] * decay + sum(sums);
-      float* acc = out + g * size;
-      int64_t i = 0;
-      for (; i + strip <= size; i += strip) {  // The sums of a strip are in registers, independent of each other.
-        Floats v[strip / LANES];
-        for (int j = 0; j < strip / LANES; j++) v[j] = load(acc + i + j * LANES) * decay;
-        for (int t = 0; t < count; t++)
-          for (int j = 0; j < strip / LANES; j++) v[j] += p[t] * load((const T*)a.values + offsets[t] + i + j * LANES);
-        for (int j = 0; j < strip / LANES; j++) store(acc + i + j * LANES, v[j]);
-      }
-      for (; i + LANES <= size; i += LANES) {
-        Floats v = load(acc + i) * decay;
-        for (int t = 0; t < count; t++) v += p[t] * load((const T*)a.values + offsets[t] + i);
-        store(acc + i, v);
-      }
-      for (; i < size; i++) {
-        acc[i] *= decay;
-        for (int t = 0; t < count; t++) acc[i] += p[t] * widen(((const T*)a.values)[offsets[t] + i]);
-      }
-    }
-  }
-  for (int64_t i = 0; i < group * size; i++) out[i] /= total[i / size];
-}
-
-template <class T> void rotate_rows(const Attention& a) {
-  for (int64_t row = 0; row < a.rows; row++) rotate_and_cache<T>(a, row);
-}
-
-void rotate(const Attention& a) {
-  a.type == FLOAT32 ? rotate_rows<float>(a) : a.type == FLOAT16 ? rotate_rows<Half>(a) : rotate_rows<Bf16>(a);
-}
-
-template <class T> void attend_heads(const Attention& a, int64_t from, int64_t to) {
-  for (int64_t i = from; i < to; i++) attend_head<T>(a, i / a.kv_heads, i % a.kv_heads);
-}
-
-// Attention of the KV heads of all rows.
-void attend(const void* arguments, int64_t from, int64_t to) {
-  const Attention& a = *(const Attention*)arguments;
-  a.type == FLOAT32   ? attend_heads<float>(a, from, to)
-  : a.type == FLOAT16 ? attend_heads<Half>(a, from, to)
-                      : attend_heads<Bf16>(a, from, to);
 }
 
 void argmax(const void* arguments, int64_t from, int64_t to) {
@@ -644,5 +502,7 @@ void argmax(const void* arguments, int64_t from, int64_t to) {
     a.sums[row] = total;
   }
 }
+
+#include "cpu_attention.h"
 
 }  // namespace ISA

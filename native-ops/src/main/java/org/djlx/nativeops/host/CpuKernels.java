@@ -63,9 +63,19 @@ public final class CpuKernels {
 
     /**
      * Chooses the instruction set; returns the floats of a vector, or 0 if the CPU lacks AVX2, FMA
-     * or F16C. AVX-512 is used if the CPU has it and it is allowed; false is for tests.
+     * or F16C. AVX-512 and AMX are used if the CPU has them and they are allowed; false is for
+     * tests.
      */
     public static int useAvx512(boolean allowed) {
+        return initialize(allowed ? 2 : 0);
+    }
+
+    /** As {@link #useAvx512}, for AMX; AVX-512 is allowed. */
+    public static int useAmx(boolean allowed) {
+        return initialize(allowed ? 2 : 1);
+    }
+
+    private static int initialize(int level) {
         NativeLibrary torch = NativeLibrary.getInstance(LoadedLibraries.find("libtorch_cpu.so"));
         // A symbol of a library that libtorch links to.
         Pointer parallel = torch.getFunction("GOMP_parallel");
@@ -75,14 +85,14 @@ public final class CpuKernels {
         } catch (UnsatisfiedLinkError e) {
             sqrt = 0; // This libtorch has no MKL.
         }
-        return djlx_cpu_init(Pointer.nativeValue(parallel), sqrt, allowed ? 0 : 1);
+        return djlx_cpu_init(Pointer.nativeValue(parallel), sqrt, level);
     }
 
     public static boolean hasAvx512() {
         return LANES == 16;
     }
 
-    private static native int djlx_cpu_init(long parallel, long sqrt, int narrow);
+    private static native int djlx_cpu_init(long parallel, long sqrt, int level);
 
     /**
      * {@return the bytes of packed weights, with their scales; outputs are rounded up to a multiple
@@ -203,7 +213,14 @@ public final class CpuKernels {
      * x} to {@code out}, unless {@code out} is 0; {@code out} may be {@code x}.
      */
     public static native void djlx_cpu_rms_norm(
-            long rows, long size, long x, long delta, long weight, float epsilon, long out);
+            int threads,
+            long rows,
+            long size,
+            long x,
+            long delta,
+            long weight,
+            float epsilon,
+            long out);
 
     /**
      * Computes {@code activation(gate) up}.
@@ -211,13 +228,16 @@ public final class CpuKernels {
      * @param gelu 1 for GELU approximated by tanh, 0 for SiLU
      * @param gateUp of shape (rows, 2 inner): the gates of a row, then its ups
      */
-    public static native void djlx_cpu_gate(long rows, long inner, int gelu, long gateUp, long out);
+    public static native void djlx_cpu_gate(
+            int threads, long rows, long inner, int gelu, long gateUp, long out);
 
     /**
      * Normalises heads, unless {@code queryNorm} is 0, and rotates them, in place; writes keys and
      * values to the cache; and computes attention of each token over its sequence.
      *
-     * @param maxLength the slots of a sequence in {@code slots}
+     * @param maxLength the slots of a sequence in {@code slots}; 0 if all rows are adjacent tokens
+     *     of one sequence, whose slots are all of {@code slots}: faster than a row for each, with
+     *     other roundings
      * @param window the most tokens that a token attends to; 0 for all
      * @param cap the limit of scores; 0 for none
      */

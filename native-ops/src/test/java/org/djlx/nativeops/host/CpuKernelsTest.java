@@ -10,6 +10,7 @@ import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
 import java.lang.ref.Reference;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Random;
 import java.util.stream.IntStream;
 import org.djlx.nativeops.NativeLibrary;
@@ -124,7 +125,10 @@ class CpuKernelsTest {
         CpuKernels.djlx_cpu_quantize(
                 2, type, from.code(), outputs, inputs, address(typed(from, w)), address(quantized));
         float[] result = null;
-        for (int count : new int[] {rows, 1, 7}) {
+        for (int count : new int[] {rows, 1, 7, rows, 16}) {
+            if (result != null && avx512) {
+                CpuKernels.useAmx(count != rows);
+            }
             Memory out = new Memory(4L * count * outputs);
             CpuKernels.djlx_cpu_product(
                     count == rows ? 2 : 1,
@@ -141,7 +145,7 @@ class CpuKernelsTest {
                     address(out));
             float[] all = out.getFloatArray(0, count * outputs);
             result = result == null ? all : result;
-            // The same bits for any number of rows and threads.
+            // The same bits for any number of rows and threads, with and without AMX.
             assertArrayEquals(Arrays.copyOf(result, all.length), all);
         }
         for (int row = 0; row < rows; row++) {
@@ -372,6 +376,7 @@ class CpuKernelsTest {
         Memory sum = floats(x);
         Memory out = floats(new float[2 * size]);
         CpuKernels.djlx_cpu_rms_norm(
+                1,
                 2,
                 size,
                 address(sum),
@@ -395,7 +400,7 @@ class CpuKernelsTest {
         both[0] = 100;
         both[1] = -100;
         for (int gelu : new int[] {0, 1}) {
-            CpuKernels.djlx_cpu_gate(1, size, gelu, address(floats(both)), address(out));
+            CpuKernels.djlx_cpu_gate(1, 1, size, gelu, address(floats(both)), address(out));
             for (int i = 0; i < size; i++) {
                 double g = both[i];
                 double t = Math.tanh(Math.sqrt(2 / Math.PI) * (g + 0.044715 * g * g * g));
@@ -505,6 +510,74 @@ class CpuKernelsTest {
                 }
             }
         }
+    }
+
+    /** Rows of one sequence: as rows of a token each, and with the same bits in every part. */
+    @ParameterizedTest
+    @CsvSource({
+        "true, FLOAT32, 64, 0, 0, 0",
+        "false, FLOAT32, 64, 0, 0, 70",
+        "true, BFLOAT16, 48, 30, 0, 100",
+        "false, FLOAT16, 20, 67, 3, 3",
+        "true, FLOAT16, 6, 0, 2, 60"
+    })
+    void attentionOfAdjacentTokensEqualsThatOfEach(
+            boolean avx512, ScalarType type, int size, int window, float cap, int start) {
+        CpuKernels.useAvx512(avx512);
+        int rows = 77;
+        int length = start + rows;
+        int queryHeads = 6;
+        int kvHeads = 2;
+        int width = (queryHeads + 2 * kvHeads) * size;
+        float[] qkv = numbers(rows * width);
+        int[] positions = IntStream.range(start, length).toArray();
+        int[] slots = IntStream.range(0, length).map(i -> (i * 13 + 3) % length).toArray();
+        float[] angles = numbers(length * size / 2);
+        Memory cosines = floats(map(angles, Math::cos));
+        Memory sines = floats(map(angles, Math::sin));
+        Memory keys = typed(type, numbers(length * kvHeads * size));
+        Memory values = typed(type, numbers(length * kvHeads * size));
+        Memory positionMemory = new Memory(4L * rows);
+        positionMemory.write(0, positions, 0, rows);
+        Memory slotMemory = new Memory(4L * rows * length);
+        for (int row = 0; row < rows; row++) {
+            slotMemory.write(4L * row * length, slots, 0, length);
+        }
+        float[][] results = new float[3][];
+        for (int i = 0; i < results.length; i++) {
+            Memory in = floats(qkv);
+            Memory out = new Memory(4L * rows * queryHeads * size);
+            int[] ends = i == 2 ? new int[] {0, 41, rows} : new int[] {0, rows};
+            for (int part = 1; part < ends.length; part++) {
+                int first = ends[part - 1];
+                CpuKernels.djlx_cpu_attention(
+                        3 - i,
+                        type.code(),
+                        ends[part] - first,
+                        queryHeads,
+                        kvHeads,
+                        size,
+                        i == 0 ? length : 0,
+                        window,
+                        0.3f,
+                        cap,
+                        1e-5f,
+                        address(in) + 4L * first * width,
+                        0,
+                        0,
+                        address(cosines),
+                        address(sines),
+                        address(positionMemory) + 4L * first,
+                        address(slotMemory),
+                        address(keys),
+                        address(values),
+                        address(out) + 4L * first * queryHeads * size);
+            }
+            results[i] = out.getFloatArray(0, rows * queryHeads * size);
+        }
+        assertArrayEquals(results[0], results[1], 1e-5f);
+        assertArrayEquals(results[1], results[2]);
+        Reference.reachabilityFence(List.of(cosines, sines, keys, values, positionMemory));
     }
 
     @ParameterizedTest
