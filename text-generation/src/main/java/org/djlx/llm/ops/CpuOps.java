@@ -6,9 +6,12 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.ArrayList;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
+import java.util.stream.IntStream;
 import java.util.stream.LongStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -23,14 +26,16 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The operators of decode steps on a CPU, with {@link CpuKernels}; rows are given by address. Each
- * row is a token; several rows may be adjacent tokens of one sequence. Reads weights where they
- * are, once for a few rows. All activations are float32, whatever the model's type; keys and values
- * are rounded to that type. A sequence's logits do not depend on the other sequences.
+ * The operators of decode steps on a CPU and, with quantized weights, of prompts, with {@link
+ * CpuKernels}; rows are given by address. Each row is a token; several rows may be adjacent tokens
+ * of one sequence. Reads weights where they are, once for a few rows. All activations are float32,
+ * whatever the model's type; keys and values are rounded to that type. A sequence's logits do not
+ * depend on the other sequences.
  */
 final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     private static final ScalarType FLOAT = ScalarType.FLOAT32;
+    private static final int MAX_ROWS = 512; // whose activations fit into L2, or nearly
 
     private final RankModel model;
     private final ModelConfig config;
@@ -87,6 +92,15 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         return !device.isGpu()
                 && NativeLibrary.CPU_KERNELS.isAvailable()
                 && config.layerConfigs().stream().allMatch(CpuOps::supports);
+    }
+
+    /** Returns whether chunks of several tokens are computed as well as by libtorch, or better. */
+    boolean supportsPrompts() {
+        return model.weights().layers().stream()
+                .allMatch(
+                        layer ->
+                                layer.router() == null
+                                        && layer.queriesKeysValues().quantized() != null);
     }
 
     private static boolean supports(LayerConfig layer) {
@@ -155,22 +169,52 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     }
 
     /**
-     * Computes chunks of one token each, and writes their keys and values to the cache. All ranks
-     * call this at the same time. Returns the logits of this rank's part of the vocabulary in
-     * float32, a row for each chunk that needs logits; null if there is none.
+     * Computes chunks, and writes their keys and values to the cache. All ranks call this at the
+     * same time. Returns the logits of this rank's part of the vocabulary in float32, a row for
+     * each chunk that needs logits, in arrays of some chunks each.
      */
-    NDArray decode(List<TokenBatch.Chunk> chunks, NDManager manager) {
-        this.chunks = chunks;
-        segments = model.adapters().segments(chunks);
+    List<NDArray> compute(List<TokenBatch.Chunk> chunks, NDManager manager) {
         this.manager = manager;
-        rows = chunks.size();
+        List<NDArray> logits = new ArrayList<>();
+        List<TokenBatch.Chunk> pass = new ArrayList<>();
+        int tokens = 0;
+        for (TokenBatch.Chunk chunk : chunks) {
+            for (TokenBatch.Chunk piece : pieces(chunk)) {
+                if (tokens > 0 && tokens + piece.tokens().length > MAX_ROWS) {
+                    compute(pass).ifPresent(logits::add);
+                    pass.clear();
+                    tokens = 0;
+                }
+                pass.add(piece);
+                tokens += piece.tokens().length;
+            }
+        }
+        if (!pass.isEmpty()) {
+            compute(pass).ifPresent(logits::add);
+        }
+        return logits;
+    }
+
+    /** Divides a chunk into equal pieces of at most {@link #MAX_ROWS} tokens. */
+    private static List<TokenBatch.Chunk> pieces(TokenBatch.Chunk chunk) {
+        int tokens = chunk.tokens().length;
+        int count = (tokens + MAX_ROWS - 1) / MAX_ROWS;
+        return IntStream.range(0, count)
+                .mapToObj(i -> chunk.part(tokens * i / count, tokens * (i + 1) / count))
+                .toList();
+    }
+
+    private Optional<NDArray> compute(List<TokenBatch.Chunk> pass) {
+        chunks = pass;
+        segments = model.adapters().segments(chunks);
+        rows = chunks.stream().mapToInt(chunk -> chunk.tokens().length).sum();
         hasPartial = false;
         reserve();
         place();
         embed();
         allReduce(residual);
         ForwardPass.layers(model, this, 0, config.layers());
-        return ForwardPass.logits(model, this);
+        return Optional.ofNullable(ForwardPass.logits(model, this));
     }
 
     private void reserve() {
@@ -212,7 +256,10 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     private void place() {
         length = chunks.stream().mapToInt(TokenBatch.Chunk::length).max().orElseThrow();
-        int[] starts = chunks.stream().mapToInt(TokenBatch.Chunk::start).toArray();
+        int[] starts =
+                chunks.stream()
+                        .flatMapToInt(chunk -> IntStream.range(chunk.start(), chunk.length()))
+                        .toArray();
         copier.write(positions, starts, starts.length);
         long address = slots;
         for (TokenBatch.Chunk chunk : chunks) {
@@ -227,15 +274,17 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         ScalarType type = config.type();
         long row = 0;
         for (TokenBatch.Chunk chunk : chunks) {
-            long token = chunk.tokens()[0] - own * group.rank();
-            boolean here = token >= 0 && token < own;
-            long offset = (here ? token : 0) * hidden * type.itemSize();
-            CpuKernels.djlx_cpu_widen(
-                    type.code(),
-                    hidden,
-                    here ? (float) config.embeddingScale() : 0,
-                    Torch.dataPointer(embedding) + offset,
-                    residual + row++ * hidden * Float.BYTES);
+            for (int id : chunk.tokens()) {
+                long token = id - own * group.rank();
+                boolean here = token >= 0 && token < own;
+                long offset = (here ? token : 0) * hidden * type.itemSize();
+                CpuKernels.djlx_cpu_widen(
+                        type.code(),
+                        hidden,
+                        here ? (float) config.embeddingScale() : 0,
+                        Torch.dataPointer(embedding) + offset,
+                        residual + row++ * hidden * Float.BYTES);
+            }
         }
     }
 
@@ -269,7 +318,7 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
 
     /** Adds delta to x, unless delta is 0; then writes the norm of x to out, unless out is 0. */
     private void norm(int rows, long x, long delta, long weight, long out) {
-        CpuKernels.djlx_cpu_rms_norm(rows, hidden, x, delta, weight, model.epsilon(), out);
+        CpuKernels.djlx_cpu_rms_norm(threads, rows, hidden, x, delta, weight, model.epsilon(), out);
     }
 
     @Override
@@ -343,28 +392,40 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
         if (of.headNorms() == LayerConfig.HeadNorms.ALL_HEADS) {
             normAllHeads(layer, qkv);
         }
-        CpuKernels.djlx_cpu_attention(
-                threads,
-                config.type().code(),
-                rows,
-                queryHeads,
-                kvHeads,
-                config.headSize(),
-                length,
-                of.window(),
-                (float) of.scale(),
-                (float) of.cap(),
-                model.epsilon(),
-                qkv,
-                normsEach ? constant(layer.queryNorm()) : 0,
-                normsEach ? constant(layer.keyNorm()) : 0,
-                Torch.dataPointer(tables.cosines()),
-                Torch.dataPointer(tables.sines()),
-                positions,
-                slots,
-                Torch.dataPointer(model.cache().keys(index)),
-                Torch.dataPointer(model.cache().values(index)),
-                narrow);
+        int row = 0;
+        for (int first = 0; first < chunks.size(); ) {
+            int tokens = chunks.get(first).tokens().length;
+            int end = first + 1;
+            while (tokens == 1 && end < chunks.size() && chunks.get(end).tokens().length == 1) {
+                end++;
+            }
+            int count = tokens == 1 ? end - first : tokens;
+            long bytes = (long) row * Float.BYTES;
+            CpuKernels.djlx_cpu_attention(
+                    threads,
+                    config.type().code(),
+                    count,
+                    queryHeads,
+                    kvHeads,
+                    config.headSize(),
+                    tokens == 1 ? length : 0,
+                    of.window(),
+                    (float) of.scale(),
+                    (float) of.cap(),
+                    model.epsilon(),
+                    qkv + bytes * (queryHeads + 2L * kvHeads) * config.headSize(),
+                    normsEach ? constant(layer.queryNorm()) : 0,
+                    normsEach ? constant(layer.keyNorm()) : 0,
+                    Torch.dataPointer(tables.cosines()),
+                    Torch.dataPointer(tables.sines()),
+                    positions + (long) row * Integer.BYTES,
+                    slots + (long) first * length * Integer.BYTES,
+                    Torch.dataPointer(model.cache().keys(index)),
+                    Torch.dataPointer(model.cache().values(index)),
+                    narrow + bytes * queryHeads * config.headSize());
+            row += count;
+            first = end;
+        }
         return narrow;
     }
 
@@ -406,17 +467,19 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     /** Writes the gated activations of {@code wide} to {@code narrow}. */
     private void gate(LayerConfig.Mlp mlp, int rows, long inner) {
         int gelu = mlp.activation() == LayerConfig.Activation.GELU_TANH ? 1 : 0;
-        CpuKernels.djlx_cpu_gate(rows, inner, gelu, wide, narrow);
+        CpuKernels.djlx_cpu_gate(threads, rows, inner, gelu, wide, narrow);
     }
 
     @Override
     public NDArray logits(NDArray postNorm, NDArray norm, ModelWeights.Linear linear) {
         addAndNorm(postNorm, null);
         int count = 0;
-        for (int row = 0; row < rows; row++) {
-            if (chunks.get(row).needsLogits()) {
-                long size = (long) hidden * Float.BYTES;
-                norm(1, residual + row * size, 0, constant(norm), normed + count++ * size);
+        long end = residual;
+        for (TokenBatch.Chunk chunk : chunks) {
+            long size = (long) hidden * Float.BYTES;
+            end += chunk.tokens().length * size;
+            if (chunk.needsLogits()) {
+                norm(1, end - size, 0, constant(norm), normed + count++ * size);
             }
         }
         if (count == 0) {

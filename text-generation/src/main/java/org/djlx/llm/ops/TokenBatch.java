@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import org.djlx.llm.sampling.SamplingParameters;
@@ -62,6 +63,19 @@ public record TokenBatch(List<Chunk> chunks) {
         /** {@return the length of the sequence up to the end of this chunk} */
         public int length() {
             return start + tokens.length;
+        }
+
+        /** Returns some of the tokens; those with the last token have the chunk's logits. */
+        Chunk part(int from, int to) {
+            boolean isLast = to == tokens.length;
+            return new Chunk(
+                    sequence,
+                    Arrays.copyOfRange(tokens, from, to),
+                    start + from,
+                    slots,
+                    needsLogits && isLast,
+                    sampling,
+                    adapter);
         }
     }
 

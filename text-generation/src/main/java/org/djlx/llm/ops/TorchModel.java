@@ -19,7 +19,7 @@ import org.djlx.nativeops.torch.Torch;
 final class TorchModel extends TransformerModel {
 
     private final TorchAttention attention;
-    private final Optional<CpuOps> cpu; // for chunks of one token
+    private final Optional<CpuOps> cpu; // for chunks of one token, or all
 
     TorchModel(RankModel model, NDManager manager) {
         super(model, manager);
@@ -42,19 +42,20 @@ final class TorchModel extends TransformerModel {
      * {@inheritDoc}
      *
      * <p>The order of summation in a matmul depends on its number of rows, but the logits of a
-     * sequence must not depend on the batch: single tokens take the kernels of CPUs, other chunks
-     * are computed one by one; together only in float32, where the difference hardly matters.
+     * sequence must not depend on the batch: single tokens, and all tokens if the weights are
+     * quantized, take the kernels of CPUs; other chunks are computed one by one, together only in
+     * float32, where the difference hardly matters.
      */
     @Override
     Logits compute(TokenBatch batch, NDManager manager) {
         List<Logits> parts = new ArrayList<>();
         List<TokenBatch.Chunk> rest = batch.chunks();
-        if (cpu.isPresent() && batch.decodes() > 0) {
-            NDArray logits = cpu.get().decode(rest.subList(0, batch.decodes()), manager);
-            if (logits != null) {
+        if (cpu.isPresent()) {
+            int count = cpu.get().supportsPrompts() ? rest.size() : batch.decodes();
+            for (NDArray logits : cpu.get().compute(rest.subList(0, count), manager)) {
                 parts.add(Logits.of(complete(logits, manager)));
             }
-            rest = rest.subList(batch.decodes(), rest.size());
+            rest = rest.subList(count, rest.size());
         }
         boolean together = model.config().type() == ScalarType.FLOAT32 && !rest.isEmpty();
         for (List<TokenBatch.Chunk> chunks :

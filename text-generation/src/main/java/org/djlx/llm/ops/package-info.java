@@ -3,7 +3,7 @@
  * Adapters         LoRA adapters beside the weights
  * ArrayOps         base class of TorchOps and CudaOps: collectives and the residual stream, over libtorch's arrays
  * BertEncoder      BERT, RoBERTa and XLM-RoBERTa
- * CpuOps           LayerOps of decode steps on a CPU, by kernels that are limited by memory bandwidth
+ * CpuOps           LayerOps of decode steps on a CPU, and of prompts of quantized weights, by kernels
  * CudaAttention    attention of prefills with kernels
  * CudaModel        a model with kernels on a GPU
  * CudaOps          LayerOps of prefills with kernels
