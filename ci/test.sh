@@ -30,7 +30,8 @@ check_kernels() {
     say "Kernels: not compiled, nvcc not found"
     return 0
   fi
-  "$root/ci/sanitize.sh" --compile sm_90a "$out" || die "the programs of ci/sanitize.sh do not compile"
+  "$root/ci/sanitize.sh" --compile sm_90a "$out" >"$out/sanitize.log" 2>&1 ||
+    die "the programs of ci/sanitize.sh do not compile: $(tail -n 40 "$out/sanitize.log")"
   local bits kernels=$root/native-ops/src/main/resources/org/djlx/nativeops
   local -a compile=(nvcc -arch=sm_90a -std=c++17 -Werror all-warnings -I "$kernels")
   "${compile[@]}" -o "$out/read" "$root/ci/bench/peers/read.cu" || die "ci/bench/peers/read.cu does not compile"
@@ -64,39 +65,39 @@ GPU 0: 0.009 ms, of which 0.004 ms busy (52.9%), 3 records
 EOF
 }
 
-# Installs the project as users do, from a copy of its sources; its jars must be the same bytes as those of this build. Then builds the
-# projects to copy, samples/quickstart-project and samples/spark-project, from the installed jars, and runs them. The temporary Maven
-# repository links to all artefacts but ours.
-check_installed() (
-  temporary=$(mktemp -d)
-  trap 'rm -rf "$temporary"' EXIT
+# Installs the project as users do, from the copy of its sources in $out/source, and leaves its jars there for compare_builds. Then builds
+# the projects to copy, samples/quickstart-project and samples/spark-project, from the installed jars, and runs them, and some tests on the
+# newest JDK. The temporary Maven repository links to all artefacts but ours; what plugins the build lacks, it downloads.
+check_installed() {
+  temporary=$out/installed
   repository=$(tr : '\n' <"$root/samples/target/class-path" | sed -n 's|/ai/djl/api/.*||p')
   mkdir -p "$temporary/repository/org/djlx"
   for directory in "$repository"/* "$repository"/org/*; do
     [[ -e $temporary/repository${directory#"$repository"} || $directory -ef $repository/org/djlx ]] ||
       ln -s "$directory" "$temporary/repository${directory#"$repository"}"
   done
-  mkdir "$temporary/source"
-  tar -C "$root" --exclude=.git --exclude=target -c . | tar -C "$temporary/source" -x
-  maven -q -o install -DskipTests -f "$temporary/source/pom.xml" -Dmaven.repo.local="$temporary/repository"
-  version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
-  for module in $(published_modules); do
-    jar=$module/target/$module-$version.jar
-    cmp "$root/$jar" "$temporary/source/$jar" || die "two builds of $module differ"
-  done
-  say "A second build, with -DskipTests, makes the same jars"
+  maven -q install -DskipTests -f "$out/source/pom.xml" -Dmaven.repo.local="$temporary/repository"
   cp -r "$root/samples/quickstart-project" "$temporary/quickstart"
   maven -q -o package -f "$temporary/quickstart/pom.xml" -Dmaven.repo.local="$temporary/repository"
   "$JAVA_HOME/bin/java" -cp "$temporary/quickstart/target/classes:$(<"$temporary/quickstart/target/class-path")" \
     com.example.Quickstart >"$temporary/output" || die "samples/quickstart-project failed: $(<"$temporary/output")"
   say "samples/quickstart-project builds with version $version of the artefacts, and runs"
   check_spark_project
-)
+}
+
+# The jars of check_installed must be the same bytes as those of this build.
+compare_builds() {
+  local module jar
+  for module in $(published_modules); do
+    jar=$module/target/$module-$version.jar
+    cmp "$root/$jar" "$out/source/$jar" || die "two builds of $module differ"
+  done
+  say "A second build, with -DskipTests, makes the same jars"
+}
 
 # Builds samples/spark-project with the temporary Maven repository of check_installed, runs its tests and then its example: both
 # start two executors. Its Spark jars, if downloaded, move to the user's repository.
-check_spark_project() {
-  local directory
+check_spark_project() (
   cp -r "$root/samples/spark-project" "$temporary/spark"
   cd "$temporary/spark"
   rm -rf target # May hold jars of another version of Spark.
@@ -104,13 +105,13 @@ check_spark_project() {
   export SPARK_HOME=$PWD/target SPARK_SCALA_VERSION=2.13 JDK_JAVA_OPTIONS='-XX:TieredStopAtLevel=1 -XX:+UseSerialGC'
   {
     maven -ntp package -f "$PWD/pom.xml" -Dmaven.repo.local="$temporary/repository" &&
-      timeout 300 "$JAVA_HOME/bin/java" @java-options -cp 'target/jars/*:target/spark-ranks-1.0.jar' com.example.CircleOnSpark
+      timeout 900 "$JAVA_HOME/bin/java" @java-options -cp 'target/jars/*:target/spark-ranks-1.0.jar' com.example.CircleOnSpark
   } >output 2>&1 || die "samples/spark-project failed: $(tail -n 60 output)"
   for directory in "$temporary/repository"/{*,org/*}; do
     [[ -L $directory || $directory == */org || $directory == */org/djlx ]] || mv "$directory" "$repository${directory#"$temporary/repository"}"
   done
   say "samples/spark-project trains on two Spark executors: $(tail -n 1 output)"
-}
+)
 
 # Runs some of the tests on the newest JDK of this machine: native calls, the contract suite on shm, stores, fused operators and text
 # generation. native-ops is its jar, whose classes for Java 22 call libtorch through java.lang.foreign. No native access may cause a warning.
@@ -121,13 +122,13 @@ check_newest_java() {
     say "JDKs of version 22 and newer: none found"
     return 0
   fi
-  jar=$(printf '%s\n' "$root"/native-ops/target/native-ops-*.jar | grep -vE -- '-(sources|javadoc|tests)\.jar$')
+  jar=$out/source/native-ops/target/native-ops-$version.jar
   "$newest/bin/jar" --validate --file "$jar" || die "the classes for Java 22 in $jar have other public methods than those for Java 17"
   class_path=$jar:$root/native-ops/target/test-classes:
   for module in $(published_modules | grep -vx native-ops); do
     class_path+=$root/$module/target/test-classes:$root/$module/target/classes:
   done
-  class_path+=$(<"$root/ci/bench/target/test-class-path")
+  class_path+=$test_class_path
   while read -r module classes; do
     (cd "$root/$module" && "$newest/bin/java" -Xmx2g --enable-native-access=ALL-UNNAMED -Dtest.foreign=true -cp "$class_path" \
       org.junit.platform.console.ConsoleLauncher execute --disable-banner --disable-ansi-colors --details=summary --fail-if-no-tests \
@@ -141,6 +142,13 @@ fused-ops .*\.FusedOpsTest
 text-generation .*\.TextEngineTest
 EOF
   say "Some of the tests pass on $newest, too"
+}
+
+# What needs no test: the second build and what runs on it, and the javadoc.
+check_built() {
+  check_installed
+  check_newest_java
+  "$root/ci/javadoc.sh" >"$out/javadoc.log" 2>&1 || die "ci/javadoc.sh failed: $(<"$out/javadoc.log")"
 }
 
 # The map of a package, in its package-info, names each of its classes.
@@ -175,6 +183,23 @@ report() {
   awk -v root="$root/" -f "$root/ci/test-report.awk" "${files[@]}"
 }
 
+# compile ARG...: compiles all modules and their tests; on failure prints Maven's errors. What it downloads and writes lets the jobs beside
+# the tests begin.
+compile() {
+  maven -ntp process-test-classes "$@" >"$log" 2>&1 || {
+    maven_failed
+    return 1
+  }
+}
+
+# maven_failed: prints the errors in $log, and its end.
+maven_failed() {
+  printf '\nMaven failed:\n'
+  grep -aE '^\[ERROR\]' "$log" | awk '!seen[$0]++' | head -40 || true
+  printf '\nThe last lines of %s:\n' "$log"
+  tail -n 40 "$log"
+}
+
 # run_maven ARG...: runs Maven with its output in $log. Prints the failures and the table; on failure also Maven's errors.
 run_maven() {
   local status=0 tests=0
@@ -186,14 +211,41 @@ run_maven() {
   fi
   ((status != 0)) || return "$tests"
   # Without a failed test something else went wrong: compilation, format, javadoc, a test JVM that crashed or hung.
-  if ((tests == 0)); then
-    printf '\nMaven failed:\n'
-    grep -aE '^\[ERROR\]' "$log" | awk '!seen[$0]++' | head -40 || true
-    printf '\nThe last lines of %s:\n' "$log"
-    tail -n 40 "$log"
-  fi
+  ((tests != 0)) || maven_failed
   grep -aE '^\[INFO\] DJL Collectives.* (FAILURE|SKIPPED)' "$log" || true
   return 1
+}
+
+# beside NAME COMMAND...: starts a command beside the tests, in most of the CPU time that they leave; joined waits for it.
+beside() {
+  local name=$1
+  shift
+  set -m # A process group of its own, which the script's end kills.
+  (
+    renice -n 5 "$BASHPID" >/dev/null # No less: on a busy machine its timeouts would pass.
+    "$@"
+  ) </dev/null >"$out/$name.log" 2>&1 &
+  jobs_beside[$name]=$!
+  set +m
+}
+
+# joined NAME: waits for a command of beside, and prints what it said.
+joined() {
+  wait "${jobs_beside[$1]}" || die "$1 failed after $(elapsed): $(<"$out/$1.log")"
+  unset "jobs_beside[$1]"
+  grep '^==> ' "$out/$1.log" >&2 || true
+}
+
+# finish: ends the commands of beside that run, and removes the temporary files.
+finish() {
+  local group
+  for group in "${jobs_beside[@]}"; do
+    for _ in {1..50}; do # A JVM that ends still writes.
+      kill -- "-$group" 2>/dev/null || break
+      sleep 0.1
+    done
+  done
+  rm -rf "$out"
 }
 
 # elapsed: the time since the script began, as minutes:seconds.
@@ -213,7 +265,8 @@ fi
 
 setup
 out=$(mktemp -d)
-trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$out"' EXIT
+declare -A jobs_beside=()
+trap finish EXIT
 touch "$out/start"
 log=$root/target/test.log
 mkdir -p "$root/target"
@@ -236,24 +289,33 @@ fi
 setup_launchers
 setup_jinja2
 check_profile
-# In parallel with the tests, which wait for other processes much of the time.
-check_kernels >"$out/kernels.log" 2>&1 &
-kernels=$!
-say "Building and testing with $forks test JVMs, log in target/test.log"
-# One invocation: in a second one, without `install`, a module would not find the others' jars. Without arguments of mvn it
-# also writes the bundle of a release.
-rm -rf "$root/target/bundle"
-goals=(verify)
-(($#)) || goals=(-Prelease deploy)
-run_maven "${goals[@]}" "${options[@]}" -Dtest.excludedGroups=clients -Dtest.soak.seconds=2 "$@" || die "failed after $(elapsed)"
-wait "$kernels" || die "kernels: $(<"$out/kernels.log")"
-tail -1 "$out/kernels.log"
-if ((!$#)); then
-  "$root/ci/javadoc.sh" >"$out/javadoc.log" 2>&1 &
-  javadoc=$!
-  "$root/ci/release.sh" --check
-  check_installed
-  check_newest_java
-  wait "$javadoc" || die "ci/javadoc.sh failed: $(<"$out/javadoc.log")"
+beside kernels check_kernels
+options+=(-Dtest.excludedGroups=clients -Dtest.soak.seconds=2)
+if (($#)); then
+  say "Building and testing with $forks test JVMs, log in target/test.log"
+  run_maven verify "${options[@]}" "$@" || die "failed after $(elapsed)"
+  joined kernels
+  say "All checks passed in $(elapsed)"
+  exit
 fi
+
+say "Compiling, log in target/test.log"
+compile || die "failed after $(elapsed)"
+version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
+# Read here, because Maven writes it again at the end.
+test_class_path=$(<"$root/ci/bench/target/test-class-path")
+mkdir "$out/source"
+tar -C "$root" --exclude=.git --exclude=target -c . | tar -C "$out/source" -x
+beside installed check_built
+
+say "Testing with $forks test JVMs, log in target/test.log"
+# One invocation: in a second one, without `install`, a module would not find the others' jars. It also writes the bundle of a release.
+# Without the incremental compilation, which compiles a module again because the jars it depends on are new.
+rm -rf "$root/target/bundle"
+run_maven -Prelease deploy "${options[@]}" -Dmaven.compiler.useIncrementalCompilation=false -Dspotless.check.skip=true ||
+  die "failed after $(elapsed)"
+joined kernels
+"$root/ci/release.sh" --check
+joined installed
+compare_builds
 say "All checks passed in $(elapsed)"
