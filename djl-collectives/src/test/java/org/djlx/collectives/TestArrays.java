@@ -12,7 +12,7 @@ import java.nio.ByteBuffer;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.Random;
+import java.util.SplittableRandom;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.host.NativeMemory;
@@ -51,9 +51,7 @@ public final class TestArrays {
     }
 
     private static double[] randomValues(ScalarType type, int count, long seed) {
-        Random random = new Random(seed);
-        // The first values of java.util.Random for neighbouring seeds are alike.
-        random.nextLong();
+        SplittableRandom random = new SplittableRandom(seed);
         if (type.isFloatingPoint()) {
             return random.doubles(count).map(x -> 4 * x - 2).toArray();
         }
