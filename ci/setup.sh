@@ -163,9 +163,9 @@ project_root() {
   (cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 }
 
-# maven ARG...: runs Maven in the project's root, without colours, progress bars and questions, and without the optimising compiler, which takes
-# 4 times the CPU time that javac then needs. If JAVA_HOME is older than Java 22,
-# the newest JDK of this machine compiles native-ops/src/main/java22; without one the jar has no classes for Java 22.
+# maven ARG...: runs Maven in the project's root, without colours, progress bars and questions, and without the optimising compiler, with
+# which javac takes 4 times the CPU time. If JAVA_HOME is older than Java 22, the newest JDK of this machine compiles
+# native-ops/src/main/java22; without one the jar has no classes for Java 22.
 maven() {
   local newest
   newest=$(newest_java)
