@@ -7,12 +7,12 @@ import com.sun.jna.Pointer;
 import org.djlx.nativeops.LoadedLibraries;
 
 /**
- * Kernels of decode steps, encoders and optimizers on a CPU, compiled from {@code src/main/cpp}. The comments
- * of {@code cpu_kernels.cpp} have the layout of all arguments. The {@code type} of weights and of
- * the KV cache is the {@code ScalarType.code()} of float32, float16 or bfloat16; weights may also
- * be {@link #INT8}, {@link #INT4} or packed blocks: {@link #INT4_ZEROS}, or those of GGUF.
- * Positions and slots are ints, parts and indices longs, other arrays float32. Neither addresses
- * nor sizes are checked.
+ * Kernels of decode steps, encoders and optimizers on a CPU, compiled from {@code src/main/cpp}.
+ * The comments of {@code cpu_kernels.cpp} have the layout of all arguments. The {@code type} of
+ * weights and of the KV cache is the {@code ScalarType.code()} of float32, float16 or bfloat16;
+ * weights may also be {@link #INT8}, {@link #INT4} or packed blocks: {@link #INT4_ZEROS}, or those
+ * of GGUF. Positions and slots are ints, parts and indices longs, other arrays float32. Neither
+ * addresses nor sizes are checked.
  *
  * <p>Loops are divided among {@code threads} threads, at least 1, of the OpenMP pool that libtorch
  * uses; all have finished when a method returns. Results depend on neither the number of threads
