@@ -8,6 +8,8 @@ namespace avx512 {
 // Numbers are split into tiles of 16 rows of 32 inputs, at which weights have rows of 16 outputs' pairs of inputs: three tiles next to each
 // other. Inputs and outputs are filled up with zeros.
 const int STEP = 32, TILE_BYTES = 1024, SPLIT = 3 * TILE_BYTES, WIDE = 2 * MATRIX;
+const int64_t BLOCK_STEPS = 32;  // of inputs that all outputs are multiplied by before the next ones: rows and weights of so many fit into L2
+const int64_t BLOCK_ROWS = 128;  // that a thread computes at a time
 static inline int64_t steps(int64_t inputs) { return (inputs + STEP - 1) / STEP; }
 static inline int64_t up(int64_t count) { return (count + WIDE - 1) / WIDE * WIDE; }
 
@@ -43,18 +45,28 @@ static void split_weights(const void* conversion, int64_t from, int64_t to) {
     }
 }
 
-// c = a b^T for ROWS of 16 or 32 rows and 32 outputs, the smallest products first.
-template <int ROWS> INLINE void multiply_tiles(const char* a, const char* b, int64_t steps, float* c) {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+// c += a b^T, or c = a b^T if is_first, for ROWS of 16 or 32 rows and 32 outputs, the smallest products of a step first. The tiles of a step
+// are next to each other, those of 16 rows `stride` apart.
+template <int ROWS> INLINE void multiply_tiles(const char* a, const char* b, int64_t steps, int64_t stride, bool is_first, float* c) {
+  if (is_first) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  } else {
+    _tile_loadd(0, c, WIDE * 4);
+    _tile_loadd(1, c + MATRIX, WIDE * 4);
+    if (ROWS > MATRIX) {
+      _tile_loadd(2, c + MATRIX * WIDE, WIDE * 4);
+      _tile_loadd(3, c + MATRIX * WIDE + MATRIX, WIDE * 4);
+    }
+  }
 #define LOAD_A(part)                                                                  \
   _tile_loadd(4, a + part * TILE_BYTES, 64);                                          \
-  if (ROWS > MATRIX) { _tile_loadd(5, a + steps * SPLIT + part * TILE_BYTES, 64); }
+  if (ROWS > MATRIX) { _tile_loadd(5, a + stride + part * TILE_BYTES, 64); }
 #define LOAD_B(part)                         \
   _tile_loadd(6, b + part * TILE_BYTES, 64); \
-  _tile_loadd(7, b + steps * SPLIT + part * TILE_BYTES, 64);
+  _tile_loadd(7, b + stride + part * TILE_BYTES, 64);
 #define MULTIPLY           \
   _tile_dpbf16ps(0, 4, 6); \
   _tile_dpbf16ps(1, 4, 7); \
@@ -106,13 +118,31 @@ struct Panels {
   char* next;
   const float* residual;
   float* out;
+  float* sums;  // of 32 rows by 32 outputs each, if there are several blocks of inputs
 };
+
+// Adds bias, activates, and writes 32 outputs from `first` on of up to 32 rows.
+static void finish_tile(const Panels& p, int64_t row, int64_t rows, int64_t first, const float* sums) {
+  const Layer& layer = p.layer;
+  for (int64_t column = first; column < first + WIDE; column += LANES) {
+    int64_t rest = layer.outputs - column;
+    Floats bias = !layer.bias ? Floats{} : rest >= LANES ? load(layer.bias + column) : load_first(layer.bias + column, rest);
+    for (int64_t r = 0; r < rows; r++) {
+      Floats x = activate(layer.activation, load(sums + r * WIDE + column - first) + bias);
+      int64_t at = (row + r) * layer.outputs + column;
+      if (p.next) put_split(p.next, steps(layer.outputs), row + r, column, x);
+      else if (rest >= LANES) store(p.out + at, p.residual ? x + load(p.residual + at) : x);
+      else
+        for (int i = 0; i < rest; i++) p.out[at + i] = p.residual ? x[i] + p.residual[at + i] : x[i];
+    }
+  }
+}
 
 static void multiply_panels(const void* arguments, int64_t from, int64_t to) {
   const Panels& p = *(const Panels*)arguments;
   const Layer& layer = p.layer;
   int64_t count = steps(layer.inputs);
-  alignas(64) float sums[WIDE * WIDE];
+  alignas(64) float tile[WIDE * WIDE];
   struct {
     uint8_t palette, start, reserved[14];
     uint16_t row_bytes[16];
@@ -120,25 +150,19 @@ static void multiply_panels(const void* arguments, int64_t from, int64_t to) {
   } shapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
   written(&shapes);
   _tile_loadconfig(&shapes);
-  for (int64_t first = from * WIDE; first < to * WIDE; first += WIDE)
-    for (int64_t row = 0; row < p.rows; row += WIDE) {
-      int64_t rows = p.rows - row < WIDE ? p.rows - row : WIDE;
-      const char *a = p.in + row / MATRIX * count * SPLIT, *b = layer.weights + first / MATRIX * count * SPLIT;
-      rows > MATRIX ? multiply_tiles<WIDE>(a, b, count, sums) : multiply_tiles<MATRIX>(a, b, count, sums);
-      written(sums);
-      for (int64_t column = first; column < first + WIDE; column += LANES) {
-        int64_t rest = layer.outputs - column;
-        Floats bias = !layer.bias ? Floats{} : rest >= LANES ? load(layer.bias + column) : load_first(layer.bias + column, rest);
-        for (int64_t r = 0; r < rows; r++) {
-          Floats x = activate(layer.activation, load(sums + r * WIDE + column - first) + bias);
-          int64_t at = (row + r) * layer.outputs + column;
-          if (p.next) put_split(p.next, steps(layer.outputs), row + r, column, x);
-          else if (rest >= LANES) store(p.out + at, p.residual ? x + load(p.residual + at) : x);
-          else
-            for (int i = 0; i < rest; i++) p.out[at + i] = p.residual ? x[i] + p.residual[at + i] : x[i];
-        }
+  for (int64_t begin = 0; begin < count; begin += BLOCK_STEPS) {
+    bool is_last = begin + BLOCK_STEPS >= count;
+    int64_t length = is_last ? count - begin : BLOCK_STEPS;
+    for (int64_t panel = from; panel < to; panel++)
+      for (int64_t row = 0; row < p.rows; row += WIDE) {
+        int64_t rows = p.rows - row < WIDE ? p.rows - row : WIDE, stride = count * SPLIT;
+        const char *a = p.in + row / MATRIX * stride + begin * SPLIT, *b = layer.weights + panel * 2 * stride + begin * SPLIT;
+        float* sums = p.sums ? p.sums + (panel * up(p.rows) + row) * WIDE : tile;
+        (rows > MATRIX ? multiply_tiles<WIDE> : multiply_tiles<MATRIX>)(a, b, length, stride, begin == 0, sums);
+        written(sums);
+        if (is_last) finish_tile(p, row, rows, panel * WIDE, sums);
       }
-    }
+  }
   _tile_release();
 }
 
@@ -158,6 +182,23 @@ static void layer_norm(const Layers& l, int64_t size, float* x) {
 
 static inline int64_t split_bytes(int64_t rows, int64_t inputs) { return up(rows) / MATRIX * steps(inputs) * SPLIT; }
 
+// The bytes of rows that are split for the layers from `layer` on.
+static int64_t row_bytes(const Layers& l, int64_t layer, int64_t rows) {
+  int64_t bytes = 0;
+  for (; layer < l.count; layer++) bytes += split_bytes(rows, l.layers[layer].inputs);
+  return bytes;
+}
+
+// Allocates split rows of all layers, and behind them the sums of one layer with several blocks of inputs.
+static char* allocate(const Layers& l, int64_t rows) {
+  int64_t sums = 0;
+  for (int64_t i = 0; i < l.count; i++) {
+    int64_t own = steps(l.layers[i].inputs) > BLOCK_STEPS ? up(rows) * up(l.layers[i].outputs) * 4 : 0;
+    if (own > sums) sums = own;
+  }
+  return (char*)aligned_alloc(64, row_bytes(l, 0, rows) + sums);
+}
+
 // Applies all layers to a block of rows. Threads share the outputs of a layer.
 static void apply_layers(int threads, const Layers& l, int64_t first, int64_t rows, char* scratch) {
   int64_t inputs = l.layers->inputs, outputs = l.layers[l.count - 1].outputs;
@@ -171,18 +212,13 @@ static void apply_layers(int threads, const Layers& l, int64_t first, int64_t ro
     const Layer& layer = l.layers[i];
     bool last = i + 1 == l.count;
     char* next = last ? 0 : scratch + split_bytes(rows, layer.inputs);
-    Panels p = {layer, rows, scratch, next, last && l.residual ? l.residual + first * outputs : 0, out};
+    float* sums = steps(layer.inputs) > BLOCK_STEPS ? (float*)(scratch + row_bytes(l, i, rows)) : 0;
+    Panels p = {layer, rows, scratch, next, last && l.residual ? l.residual + first * outputs : 0, out, sums};
     written(scratch);
     run(threads, 1, up(layer.outputs) / WIDE, multiply_panels, &p);
     scratch = next;
   }
   for (int64_t row = 0; l.norm_weight && row < rows; row++) layer_norm(l, outputs, out + row * outputs);
-}
-
-static char* allocate(const Layers& l, int64_t rows) {
-  int64_t bytes = 0;
-  for (int64_t i = 0; i < l.count; i++) bytes += split_bytes(rows, l.layers[i].inputs);
-  return (char*)aligned_alloc(64, bytes);
 }
 
 static void apply_to_blocks(const void* layers, int64_t from, int64_t to) {
@@ -195,16 +231,13 @@ static void apply_to_blocks(const void* layers, int64_t from, int64_t to) {
 
 // Few rows are one block, of which threads share the outputs. Otherwise a thread applies all layers to a block that fits into its L2.
 static void apply(int threads, Layers& l) {
-  int64_t most = 128;
-  for (int64_t i = 0; i < l.count; i++)
-    if (l.layers[i].inputs > 2048) most = 64;
-  if (l.rows <= most) {
+  if (l.rows <= BLOCK_ROWS) {
     char* scratch = allocate(l, l.rows);
     apply_layers(threads, l, 0, l.rows, scratch);
     free(scratch);
     return;
   }
-  int64_t parts = threads * ((l.rows + threads * most - 1) / (threads * most));
+  int64_t parts = threads * ((l.rows + threads * BLOCK_ROWS - 1) / (threads * BLOCK_ROWS));
   l.block = up((l.rows + parts - 1) / parts);
   run(threads, 1, (l.rows + l.block - 1) / l.block, apply_to_blocks, &l);
 }
