@@ -21,9 +21,9 @@ import org.djlx.nativeops.host.Deadline;
  *   <li>If the server of the store is gone, methods throw {@link CollectiveException}.
  *   <li>Arrays passed in may be modified after the call; arrays returned belong to the caller.
  *   <li>A queue is not a key: {@link #numKeys}, {@link #listKeys} and {@link #delete} leave it out.
- *       But {@link #check}, {@link #waitFor}, {@link #get(String)} and {@link #multiGet(List)} take
- *       a queue with values for a key with an empty value, as PyTorch's TCPStore does, so give
- *       queues and keys different names.
+ *       But {@link #check}, {@link #waitFor}, {@link #get(String)} and {@link #multiGet} take a
+ *       queue with values for a key with an empty value, as PyTorch's TCPStore does, so give queues
+ *       and keys different names.
  * </ul>
  *
  * <p>A store of your own implements {@link #set}, {@link #get(String, Duration)}, {@link #add},
