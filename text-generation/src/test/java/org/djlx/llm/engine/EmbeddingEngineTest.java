@@ -28,6 +28,8 @@ import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.model.EncoderFiles;
 import org.djlx.llm.model.EncoderReference;
 import org.djlx.llm.text.ContextLengthException;
+import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.host.CpuKernels;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -98,9 +100,22 @@ class EmbeddingEngineTest {
     void poolsAsItsModulesSay(String type, String prefix, String pooling) throws IOException {
         EncoderFiles.write(directory, type, prefix, pooling);
         EncoderReference reference = new EncoderReference(directory, prefix);
-        try (EmbeddingModel model = EmbeddingModel.of(directory.toString())) {
-            check(model, reference, texts(1, 9, 40, 9, 2), pooling);
+        for (Runnable choice : instructionSets()) {
+            choice.run();
+            try (EmbeddingModel model = EmbeddingModel.of(directory.toString())) {
+                check(model, reference, texts(1, 9, 40, 9, 2), pooling);
+            }
         }
+    }
+
+    /** Returns what chooses each of the instruction sets of the CPU's kernels, the default last. */
+    private static List<Runnable> instructionSets() {
+        return NativeLibrary.CPU_KERNELS.isAvailable()
+                ? List.of(
+                        () -> CpuKernels.useAvx512(false),
+                        () -> CpuKernels.useAmx(false),
+                        () -> CpuKernels.useAmx(true))
+                : List.of(() -> {});
     }
 
     private EmbeddingModel load() throws IOException {
