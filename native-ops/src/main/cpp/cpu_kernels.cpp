@@ -144,8 +144,8 @@ struct Packing {
 
 // Rows of a token each, also of several tokens of a sequence: all keys and values are written before a row attends. type: of keys and
 // values; window: 0 is none; cap: 0 is none; query_norm, key_norm: may be null. qkv: (rows, query heads + 2 KV heads, head size);
-// positions: (rows); slots: (rows, max length), or with a max length of 0 those of all rows, which are adjacent tokens. cosines, sines: (positions, head size / 2); keys, values: (slots, KV heads, head size),
-// faster if aligned to 64 bytes; out: (rows, query heads, head size).
+// positions: (rows); slots: (rows, max length), or with a max length of 0 those of all rows, which are adjacent tokens; cosines, sines:
+// (positions, head size / 2); keys, values: (slots, KV heads, head size), faster if aligned to 64 bytes; out: (rows, query heads, head size).
 struct Attention {
   int type;
   int64_t rows, query_heads, kv_heads, head_size, max_length, window;
@@ -384,7 +384,8 @@ static bool allow_amx() {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// Chooses the instruction set, at most AVX2 if the level is 0, at most AVX-512 if it is 1, or AMX, too; returns the floats of a vector, 0 if the CPU lacks AVX2, FMA or F16C.
+// Chooses the instruction set: at most AVX2 if the level is 0, AVX-512 if it is 1, AMX, too, if it is 2. Returns the floats of a vector, 0 if
+// the CPU lacks AVX2, FMA or F16C.
 int djlx_cpu_init(Parallel gomp_parallel, Sqrt vms_sqrt, int level) {
   parallel = gomp_parallel;
   mkl_sqrt = vms_sqrt;

@@ -460,6 +460,9 @@ void rms_norms(const void* norm, int64_t from, int64_t to) {
   }
 }
 
+INLINE Floats gelu_tanh(Floats x) { return 0.5f * x * (1.0f + tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x))); }
+INLINE Floats silu(Floats x) { return x / (1.0f + exponential(-x)); }
+
 void gate(const void* arguments, int64_t from, int64_t to) {
   const Gate& a = *(const Gate*)arguments;
   for (int64_t row = from; row < to; row++) {
@@ -469,8 +472,7 @@ void gate(const void* arguments, int64_t from, int64_t to) {
       bool whole = i + LANES <= a.inner;
       Floats g = whole ? load(gates + i) : load_first(gates + i, a.inner - i);
       Floats up = whole ? load(ups + i) : load_first(ups + i, a.inner - i);
-      Floats y = a.gelu ? 0.5f * g * (1.0f + tanh(0.7978845608f * g * (1.0f + 0.044715f * g * g))) : g / (1.0f + exponential(-g));
-      y *= up;
+      Floats y = (a.gelu ? gelu_tanh(g) : silu(g)) * up;
       if (whole) store(out + i, y);
       for (int j = 0; !whole && i + j < a.inner; j++) out[i + j] = y[j];
     }

@@ -95,9 +95,9 @@ INLINE void multiply_matrix(const Product& p, int64_t row, int64_t column, int p
       for (int r = 0; r < MATRIX && row + t * MATRIX + r < p.rows; r++) put_panel<1>(p, row + t * MATRIX + r, column + i * PANEL, &acc[t][i][r]);
 }
 
-// Sets the shapes of tiles: 0 to 3 have sums, 4 and 5 numbers of x, 6 and 7 those of weights.
-INLINE void configure_tiles(int set) {
-  const uint16_t bytes = set < 64 ? set : 64, sums = 4 * PANEL;
+// Sets the shapes of tiles: 0 to 3 have sums, 4 and 5 `bytes` of each row of x, 6 and 7 those of weights.
+INLINE void configure_tiles(uint16_t bytes) {
+  const uint16_t sums = 4 * PANEL;
   const uint8_t inputs = bytes / 4;
   struct {
     uint8_t palette, start, reserved[14];
@@ -111,7 +111,7 @@ INLINE void configure_tiles(int set) {
 template <int TYPE> void multiply_matrices(const Product& p, int64_t from, int64_t to) {
   const int64_t count = groups(p.inputs), panel_bytes = count * group_bytes(TYPE);
   MatrixGroup<TYPE>* w = (MatrixGroup<TYPE>*)aligned_alloc(64, 2 * count * sizeof(MatrixGroup<TYPE>));
-  configure_tiles(blocks(TYPE).set);
+  configure_tiles(blocks(TYPE).set < 64 ? blocks(TYPE).set : 64);
   for (int64_t column = from; column < to; column += 2 * PANEL) {
     const char* panel = (const char*)p.part.weights + column / PANEL * panel_bytes;
     const int panels = column + PANEL < to ? 2 : 1;

@@ -103,9 +103,9 @@ INLINE Floats gelu(Floats x) {
 INLINE Floats activate(int64_t activation, Floats x) {
   switch (activation) {
     case GELU: return gelu(x);
-    case GELU_TANH: return 0.5f * x * (1.0f + tanh(0.7978845608f * x * (1.0f + 0.044715f * x * x)));
+    case GELU_TANH: return gelu_tanh(x);
     case RELU: return x < 0.0f ? broadcast(0) : x;
-    case SILU: return x / (1.0f + exponential(-x));
+    case SILU: return silu(x);
     default: return x;
   }
 }
@@ -143,13 +143,7 @@ static void multiply_panels(const void* arguments, int64_t from, int64_t to) {
   const Layer& layer = p.layer;
   int64_t count = steps(layer.inputs);
   alignas(64) float tile[WIDE * WIDE];
-  struct {
-    uint8_t palette, start, reserved[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
-  written(&shapes);
-  _tile_loadconfig(&shapes);
+  configure_tiles(64);
   for (int64_t begin = 0; begin < count; begin += BLOCK_STEPS) {
     bool is_last = begin + BLOCK_STEPS >= count;
     int64_t length = is_last ? count - begin : BLOCK_STEPS;

@@ -78,7 +78,8 @@ class EncoderKernelsTest {
         "128, 40, 130, 3",
         "129, 64, 96, 4",
         "300, 20, 2100, 0",
-        "70, 15, 2049, 1"
+        "70, 15, 2049, 1",
+        "130, 70, 1100, 1"
     })
     void layersEqualFloat64WhateverTheThreads(int rows, int size, int inner, int activation) {
         assumeTrue(CpuKernels.djlx_cpu_split_bytes(1, 1) > 0, "the CPU has no AMX for bfloat16");
