@@ -198,6 +198,9 @@ final class CpuOps implements LayerOps<Long>, AutoCloseable {
     /** Divides a chunk into equal pieces of at most {@link #MAX_ROWS} tokens. */
     private static List<TokenBatch.Chunk> pieces(TokenBatch.Chunk chunk) {
         int tokens = chunk.tokens().length;
+        if (tokens <= MAX_ROWS) {
+            return List.of(chunk);
+        }
         int count = (tokens + MAX_ROWS - 1) / MAX_ROWS;
         return IntStream.range(0, count)
                 .mapToObj(i -> chunk.part(tokens * i / count, tokens * (i + 1) / count))

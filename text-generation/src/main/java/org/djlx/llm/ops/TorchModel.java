@@ -20,6 +20,7 @@ final class TorchModel extends TransformerModel {
 
     private final TorchAttention attention;
     private final Optional<CpuOps> cpu; // for chunks of one token, or all
+    private final boolean kernelsTakePrompts; // all chunks go to `cpu`
 
     TorchModel(RankModel model, NDManager manager) {
         super(model, manager);
@@ -28,6 +29,7 @@ final class TorchModel extends TransformerModel {
                 CpuOps.supports(model.group().device(), model.config())
                         ? Optional.of(new CpuOps(model, manager))
                         : Optional.empty();
+        kernelsTakePrompts = cpu.map(CpuOps::supportsPrompts).orElse(false);
     }
 
     @Override
@@ -51,7 +53,7 @@ final class TorchModel extends TransformerModel {
         List<Logits> parts = new ArrayList<>();
         List<TokenBatch.Chunk> rest = batch.chunks();
         if (cpu.isPresent()) {
-            int count = cpu.get().supportsPrompts() ? rest.size() : batch.decodes();
+            int count = kernelsTakePrompts ? rest.size() : batch.decodes();
             for (NDArray logits : cpu.get().compute(rest.subList(0, count), manager)) {
                 parts.add(Logits.of(complete(logits, manager)));
             }
