@@ -28,7 +28,6 @@
 #include "signal.cuh"
 
 const int CONSUMERS = 16;  // warps that multiply. The warp that copies must not call barriers
-const u64 DEADLINE = 10000000000;  // ns; a wait for other thread blocks traps after it
 
 __device__ __forceinline__ void consumers_barrier() { barrier<1, CONSUMERS>(); }
 

@@ -13,6 +13,7 @@ typedef T::Bits Bits;
 
 const int PACK = Pack<T>::COUNT;
 const int STEP = 4 * PACK;  // elements of a row that 4 lanes load at a time
+const u64 DEADLINE = 10000000000;  // ns; a wait for other thread blocks traps after it
 const float LOWEST = -1e30f;  // below every attention score and logit
 
 // A placeholder for an input token: the token that decode_sample stored for the sequence. The host does not know it yet.

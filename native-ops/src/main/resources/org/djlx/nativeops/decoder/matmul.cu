@@ -16,13 +16,14 @@
 //   sums              for each warp: 16 bytes per lane for each weight tile and x tile; after the stages, or in their place
 //
 // Invariant: the result of a row of x depends neither on the other rows nor on their number.
-// Synchronisation: none between blocks.
+// Synchronisation: none between blocks. With an addend, x is complete before the primary has ended (addend.cuh).
 //
 // Compiled with
 //   ROWS          8, 16, 32 or 64: the largest number of rows
 //   SHARED_BYTES  shared memory that a block may use
 //   WEIGHT_BITS   16, 8 or 4 (weights.cuh)
 //   ZERO_GROUP    with 4 bits (int4.cuh)
+#include "decoder/addend.cuh"
 #include "decoder/output.cuh"
 
 #ifndef ROWS
@@ -45,6 +46,7 @@ struct Matmul {
   u64 depth;  // a multiple of 8; of 16 for weights of 8 bits
   u64 stride;
   u64 gated;  // 1: output = silu(x gates) * (x values); a weight tile then yields 8 columns instead of 16
+  Addend addend;  // of weights of 16 bits
 };
 
 const int MATMUL_WARPS = 8;
@@ -54,6 +56,18 @@ static_assert(LOAD_BYTES == SET_BYTES, "with 4 bits a load is a set");
 
 // Whether sums have their own shared memory.
 __host__ __device__ constexpr bool has_separate_sums(int x_tiles) { return x_tiles == 1; }
+
+// Adds the addend to the sums of a lane; `sum`, n and b as in store_sums.
+__device__ __forceinline__ void add_addend(const Matmul& matmul, float (&sum)[4], u32 n, u32 b) {
+  u32 width = matmul.width, columns = matmul.gated ? 2 * width : width, lower = n + (matmul.gated ? width : 8);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (n >= width || b + i >= matmul.batch || !matmul.addend.adapted[b + i]) continue;
+    const float* from = matmul.addend.elements + (u64)(b + i) * columns;
+    sum[i] += from[n];
+    if (lower < columns) sum[i + 2] += from[lower];
+  }
+}
 
 // The packs of a lane in a stage.
 __host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles) {
@@ -143,7 +157,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
   }
   // Step 2: copy x of the first loads, a copy group each. The first load of x is a plain load: it does not wait for the copy groups
   // after its weights.
-  wait_for_primary();
+  wait_for_x(args.addend);
   uint4 first[X_TILES][X_PACKS];
 #pragma unroll
   for (int x_tile = 0; x_tile < X_TILES; x_tile++)
@@ -224,6 +238,7 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
 
     // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have
     // arrived. Separate sums: other warps may still read the previous group's sums.
+    if (is_first) wait_for_primary();  // then the addend is complete
     if (!is_first) __syncthreads();
     is_first = false;
 #pragma unroll
@@ -245,7 +260,9 @@ __device__ __forceinline__ void matmul(const Matmul& args) {
         sum[2] += part_sums.z;
         sum[3] += part_sums.w;
       }
-      store_sums(args, batch, sum, group + part / X_TILES * columns + row, part % X_TILES * 8 + lane % 4 * 2);
+      u32 n = group + part / X_TILES * columns + row, b = part % X_TILES * 8 + lane % 4 * 2;
+      if (args.addend.elements) add_addend(args, sum, n, b);
+      store_sums(args, batch, sum, n, b);
     }
     if (!SEPARATE_SUMS) break;
   }

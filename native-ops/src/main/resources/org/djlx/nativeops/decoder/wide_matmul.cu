@@ -24,6 +24,7 @@
 // Compiled with
 //   TYPE         Float16 or Bfloat16
 //   WEIGHT_BITS  16, or 8 for e4m3
+#include "decoder/addend.cuh"
 #include "decoder/common.cuh"
 #include "hopper.cuh"
 #include "silu.cuh"
@@ -44,6 +45,7 @@ struct WideMatmul {
   u64 depth;
   u64 stride;
   u64 gated;
+  Addend addend;
 };
 
 #if WEIGHT_BITS == 8
@@ -98,7 +100,8 @@ __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring
   auto copy_x = [&](u32 stage, u32 k) { load_box(ring.stages[stage].x, args.x, ring.loaded[stage], k * K, 0); };
   u32 filled = min(STAGES, end - begin);
   for (u32 stage = 0; stage < filled; stage++) copy_weight(stage, begin + stage);
-  wait_for_primary();
+  wait_for_x(args.addend);
+  if (args.addend.elements) fence_async();  // x was written by ordinary stores
   for (u32 stage = 0; stage < filled; stage++) copy_x(stage, begin + stage);
   Stage next = {0, 0};
 #pragma unroll 1
@@ -122,6 +125,10 @@ struct ColumnPair {
 #pragma unroll
     for (int i = 0; i < 2; i++) values[i] += T::load(bias[column + i]);
   }
+  __device__ __forceinline__ void add(const float* addend, u32 column) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) values[i] += addend[column + i];
+  }
 };
 
 // Stores two columns of the even quarter of a pair and the same columns of the odd one; gated: gates times values. `column`: of the output.
@@ -134,6 +141,11 @@ __device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 colum
   if (args.bias) {
     even.add_bias(args.bias, column);
     if (has_odd) odd.add_bias(args.bias, odd_column);
+  }
+  if (args.addend.elements && args.addend.adapted[row]) {
+    const float* addend = args.addend.elements + (u64)row * (gated ? 2 * width : width);
+    even.add(addend, column);
+    if (has_odd) odd.add(addend, odd_column);
   }
   Bits* to = args.output + row * args.stride;
   if (gated) {
@@ -209,8 +221,8 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
   // Step 2: store. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns.
   u32 first_row = x_row + warp % 4 * 16 + lane / 4, pair_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
   float x_scales[2] = {1, 1};  // of the thread's rows
+  if (E4M3 || args.addend.elements) wait_for_primary();  // then x_scales or the addend are complete
   if (E4M3) {
-    wait_for_primary();  // it writes x_scales
 #pragma unroll
     for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < args.batch ? args.x_scales[first_row + r * 8] : 0;
     barrier<1, CONSUMERS>();  // `scales` are complete

@@ -170,6 +170,7 @@ class KernelArchitectureTest {
         sources.put(DECODER_SOURCE, bfloat16 ? DECODER : Set.of());
         sources.put(
                 "decoder/sampling.cu", bfloat16 ? Set.of("decode_top", "decode_sample") : Set.of());
+        sources.put("decoder/lora.cu", bfloat16 ? Set.of("lora_shrink", "lora_expand") : Set.of());
         sources.put(MATMUL, bfloat16 ? matmuls(8) : Set.of());
         List<String> quantizing =
                 List.of(

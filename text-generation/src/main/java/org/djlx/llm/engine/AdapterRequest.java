@@ -14,7 +14,7 @@ import org.djlx.llm.sampling.Sampler;
 
 /**
  * Makes the ranks load new adapters and free those without a directory. An adapter that one rank
- * cannot read is loaded on none. Does not wait for the step in flight.
+ * cannot read is loaded on none. The results of the step in flight are left to the next request.
  */
 final class AdapterRequest extends StepRequest {
 

@@ -219,7 +219,7 @@ final class Sequence {
      * room for it, and no grammar has to know the pending one first.
      */
     boolean canRunAhead() {
-        return count + 1 < tokens.length && !sampler.hasGrammar() && adapter == 0;
+        return count + 1 < tokens.length && !sampler.hasGrammar();
     }
 
     /** Schedules the pending token, whose value only the device knows (async scheduling). */
@@ -230,7 +230,8 @@ final class Sequence {
                 computed++,
                 slots,
                 true,
-                sampler.next());
+                sampler.next(),
+                adapter);
     }
 
     /** Schedules at most this many of the next tokens. */

@@ -35,13 +35,31 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class Adapters implements AutoCloseable {
 
-    /** An adapter of a projection of x: adds {@code b(a(x))}. The scale is part of b. */
-    record LowRank(ModelWeights.Linear a, ModelWeights.Linear b) {}
+    /**
+     * An adapter of a projection of x: adds {@code b(a(x))}. The scale is part of b.
+     *
+     * @param rank the rank of each slice
+     * @param slices the slices of the outputs, in order: b is block-diagonal
+     */
+    record LowRank(ModelWeights.Linear a, ModelWeights.Linear b, int rank, List<Outputs> slices) {}
+
+    /**
+     * The outputs of one of the projections that are fused, such as queries.
+     *
+     * @param end the output after the last
+     * @param column the first column of b with other elements than zeros; -1 without an adapter
+     */
+    record Outputs(int end, int column) {
+
+        static final Outputs NONE = new Outputs(0, -1);
+    }
 
     /** Adjacent rows with the same adapter. */
     record Segment(int first, int rows, Map<ModelWeights.Linear, LowRank> parts) {}
 
-    private record Adapter(NDManager manager, Map<ModelWeights.Linear, LowRank> parts) {}
+    /** {@code table}: the adapter as {@link LoraKernels} read it; null on a CPU. */
+    private record Adapter(
+            NDManager manager, Map<ModelWeights.Linear, LowRank> parts, NDArray table) {}
 
     private final Map<Integer, Adapter> adapters = new HashMap<>();
 
@@ -83,11 +101,7 @@ final class Adapters implements AutoCloseable {
         for (TokenBatch.Chunk chunk : chunks) {
             int rows = chunk.tokens().length;
             if (chunk.adapter() != 0) {
-                Adapter adapter = adapters.get(chunk.adapter());
-                if (adapter == null) {
-                    throw new IllegalStateException(
-                            "the adapter " + chunk.adapter() + " is not loaded on this rank");
-                }
+                Adapter adapter = adapter(chunk.adapter());
                 int last = segments.size() - 1;
                 Segment before = last < 0 ? null : segments.get(last);
                 if (before != null
@@ -104,6 +118,37 @@ final class Adapters implements AutoCloseable {
         return segments;
     }
 
+    private Adapter adapter(int id) {
+        Adapter adapter = adapters.get(id);
+        if (adapter == null) {
+            throw new IllegalStateException("the adapter " + id + " is not loaded on this rank");
+        }
+        return adapter;
+    }
+
+    /**
+     * Returns the address of an adapter's {@link LoraKernels#table} on this rank's GPU; 0 for id 0.
+     *
+     * @throws IllegalStateException if the adapter is not loaded
+     */
+    long table(int id) {
+        return id == 0 ? 0 : Torch.dataPointer(adapter(id).table);
+    }
+
+    /** Returns the projections that may have adapters; null for those of MLPs with experts. */
+    static List<ModelWeights.Linear> projections(RankModel model) {
+        List<ModelWeights.Linear> all = new ArrayList<>();
+        for (int i = 0; i < model.config().layers(); i++) {
+            ModelWeights.Layer layer = model.weights().layer(i);
+            boolean isDense = layer.router() == null;
+            all.add(layer.queriesKeysValues());
+            all.add(layer.attentionOut());
+            all.add(isDense ? layer.mlp().gateUp() : null);
+            all.add(isDense ? layer.mlp().down() : null);
+        }
+        return all;
+    }
+
     private static Adapter read(RankModel model, Path directory) {
         Required.check(
                 !model.weights().format().isOfFiles(),
@@ -113,7 +158,15 @@ final class Adapters implements AutoCloseable {
         try {
             LoraConfig lora = LoraConfig.read(directory);
             try (TensorFiles files = lora.open(directory, model.config())) {
-                return new Adapter(manager, new Reader(model, lora, files, manager).read());
+                boolean isGpu = model.group().device().isGpu();
+                int step = isGpu ? LoraKernels.RANK_STEP : 1;
+                int padded = (lora.rank() + step - 1) / step * step;
+                Map<ModelWeights.Linear, LowRank> parts =
+                        new Reader(model, lora, files, manager, padded).read();
+                List<LowRank> all = new ArrayList<>();
+                projections(model).forEach(linear -> all.add(parts.get(linear)));
+                NDArray table = isGpu ? LoraKernels.table(manager, all) : null;
+                return new Adapter(manager, parts, table);
             }
         } catch (IOException e) {
             manager.close();
@@ -124,8 +177,9 @@ final class Adapters implements AutoCloseable {
         }
     }
 
-    /** Reads a rank's part of an adapter. */
-    private record Reader(RankModel model, LoraConfig lora, TensorFiles files, NDManager manager) {
+    /** Reads a rank's part of an adapter. The matrices get the rank {@code padded}, by zeros. */
+    private record Reader(
+            RankModel model, LoraConfig lora, TensorFiles files, NDManager manager, int padded) {
 
         Map<ModelWeights.Linear, LowRank> read() {
             ModelConfig config = model.config();
@@ -168,7 +222,6 @@ final class Adapters implements AutoCloseable {
                 ModelWeights.Linear linear,
                 List<Slice> slices,
                 int[] order) {
-            int rank = lora.rank();
             List<Slice> present =
                     slices.stream().filter(of -> files.contains(LoraConfig.a(of))).toList();
             if (present.isEmpty()) {
@@ -176,38 +229,46 @@ final class Adapters implements AutoCloseable {
             }
             int ranks = model.ranks();
             long outputs = slices.stream().mapToLong(of -> of.rows(model.config(), ranks)).sum();
-            int depth = present.size() * rank;
+            int depth = present.size() * padded;
             NDArray a = manager.zeros(new Shape(depth, slices.get(0).columns()));
             NDArray b = manager.zeros(new Shape(outputs, depth));
-            long row = 0;
+            List<Outputs> all = new ArrayList<>();
+            int row = 0;
             int column = 0;
             for (Slice slice : slices) {
-                long rows = slice.rows(model.config(), ranks);
-                if (present.contains(slice)) {
-                    try (NDArray block = Torch.narrow(a, 0, column, rank)) {
-                        files.read(LoraConfig.a(slice), 0, 0, rank, block);
+                int rows = Math.toIntExact(slice.rows(model.config(), ranks));
+                boolean isPresent = present.contains(slice);
+                all.add(new Outputs(row + rows, isPresent ? column : -1));
+                if (isPresent) {
+                    try (NDArray block = Torch.narrow(a, 0, column, lora.rank())) {
+                        files.read(LoraConfig.a(slice), 0, 0, lora.rank(), block);
                     }
                     boolean reordered = order.length > 0 && slice != slices.get(2);
-                    try (NDManager temporary = manager.newSubManager()) {
-                        NDArray own = temporary.zeros(new Shape(rows, rank));
-                        long from =
-                                slice.first()
-                                        + slice.firstRow(
-                                                model.config(), model.group().rank(), ranks);
-                        files.read(LoraConfig.b(slice), 0, from, from + rows, own);
-                        if (reordered) {
-                            own = own.get(new NDIndex("{}", temporary.create(rows(order, rows))));
-                        }
-                        NDArray block =
-                                Torch.narrow(Torch.narrow(b, 0, row, rows), 1, column, rank);
-                        Torch.copy(block, own);
-                        block.close();
+                    long from =
+                            slice.first()
+                                    + slice.firstRow(model.config(), model.group().rank(), ranks);
+                    try (NDArray own = Torch.narrow(b, 0, row, rows)) {
+                        readB(slice, from, own, column, reordered ? order : new int[0]);
                     }
-                    column += rank;
+                    column += padded;
                 }
                 row += rows;
             }
-            to.put(linear, lowRank(a, b));
+            to.put(linear, lowRank(a, b, all));
+        }
+
+        /** Reads rows of a slice's B from {@code from} on into columns of {@code to}. */
+        private void readB(Slice slice, long from, NDArray to, int column, int[] order) {
+            try (NDManager temporary = manager.newSubManager();
+                    NDArray block = Torch.narrow(to, 1, column, lora.rank())) {
+                long rows = to.getShape().get(0);
+                NDArray own = temporary.zeros(new Shape(rows, lora.rank()));
+                files.read(LoraConfig.b(slice), 0, from, from + rows, own);
+                if (order.length > 0) {
+                    own = own.get(new NDIndex("{}", temporary.create(rows(order, rows))));
+                }
+                Torch.copy(block, own);
+            }
         }
 
         private static long[] rows(int[] order, long count) {
@@ -224,16 +285,19 @@ final class Adapters implements AutoCloseable {
             }
             long inputs = slice.columns() / model.ranks();
             long first = model.group().rank() * inputs;
-            NDArray a = manager.zeros(new Shape(lora.rank(), inputs));
-            NDArray b = manager.zeros(new Shape(slice.rows(), lora.rank()));
-            files.read(LoraConfig.a(slice), 1, first, first + inputs, a);
-            files.read(LoraConfig.b(slice), 0, 0, slice.rows(), b);
-            to.put(linear, lowRank(a, b));
+            NDArray a = manager.zeros(new Shape(padded, inputs));
+            NDArray b = manager.zeros(new Shape(slice.rows(), padded));
+            try (NDArray block = Torch.narrow(a, 0, 0, lora.rank())) {
+                files.read(LoraConfig.a(slice), 1, first, first + inputs, block);
+            }
+            readB(slice, 0, b, 0, new int[0]);
+            Outputs outputs = new Outputs(Math.toIntExact(slice.rows()), 0);
+            to.put(linear, lowRank(a, b, List.of(outputs)));
         }
 
-        private LowRank lowRank(NDArray a, NDArray b) {
+        private LowRank lowRank(NDArray a, NDArray b, List<Outputs> slices) {
             b.muli((float) lora.scale());
-            return new LowRank(linear(a), linear(b));
+            return new LowRank(linear(a), linear(b), padded, slices);
         }
 
         private ModelWeights.Linear linear(NDArray wide) {

@@ -2,16 +2,20 @@
 package org.djlx.llm.ops;
 
 import ai.djl.ndarray.NDManager;
+import java.nio.file.Path;
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import org.djlx.llm.sampling.Logits;
+import org.djlx.llm.sampling.SamplingParameters;
 
 /**
- * A model with kernels on a GPU: prefills by {@link CudaOps}, all other tokens by a decoder. Tokens
- * with adapters are computed by libtorch's operators in the same step, and sampled by the host.
+ * A model with kernels on a GPU: prefills by {@link CudaOps}, those with adapters by libtorch's
+ * operators, all other tokens by a decoder.
  */
 final class CudaModel extends TransformerModel {
 
@@ -19,7 +23,7 @@ final class CudaModel extends TransformerModel {
     private final boolean batchInvariant;
     private final CudaAttention attention;
     private final Decoder decoder;
-    private final TorchModel torch; // for tokens with adapters
+    private final TorchModel torch; // for prefills with adapters
 
     /** Owns {@code gpu}, unless this throws. */
     CudaModel(RankModel model, NDManager manager, ModelKernels gpu, boolean batchInvariant) {
@@ -45,26 +49,27 @@ final class CudaModel extends TransformerModel {
     Logits compute(TokenBatch batch, NDManager manager) {
         List<Logits> parts = new ArrayList<>();
         List<TokenBatch.Chunk> decodes = new ArrayList<>(batch.chunks());
-        decodes.removeIf(chunk -> chunk.adapter() != 0);
-        List<TokenBatch.Chunk> adapted = new ArrayList<>(batch.chunks());
-        adapted.removeIf(chunk -> chunk.adapter() == 0);
         List<TokenBatch.Chunk> computed = new ArrayList<>();
-        for (List<TokenBatch.Chunk> chunks : new TokenBatch(decodes).prefills(!batchInvariant)) {
+        for (List<TokenBatch.Chunk> chunks : prefills(batch, false)) {
             decoder.await(); // Its all-reduces of the same group run on another stream.
             prefill(chunks).ifPresent(parts::add);
             decodes.removeAll(chunks);
             computed.addAll(chunks);
         }
-        for (List<TokenBatch.Chunk> chunks :
-                batchInvariant ? adapted.stream().map(List::of).toList() : List.of(adapted)) {
-            if (!chunks.isEmpty()) {
-                decoder.await();
-                torch.computeByTorch(new TokenBatch(chunks), manager).ifPresent(parts::add);
-                computed.addAll(chunks);
-            }
+        List<TokenBatch.Chunk> rows = new ArrayList<>(decodes); // of the decoder
+        for (List<TokenBatch.Chunk> chunks : prefills(batch, true)) {
+            // The decoder computes the last tokens, and so samples the next ones.
+            decoder.await();
+            List<TokenBatch.Chunk> heads =
+                    chunks.stream()
+                            .map(CudaModel::head)
+                            .sorted(Comparator.comparingInt(head -> head.tokens().length))
+                            .toList();
+            torch.computeByTorch(new TokenBatch(heads), manager);
+            rows.replaceAll(chunk -> chunks.contains(chunk) ? last(chunk) : chunk);
         }
-        if (!decodes.isEmpty()) {
-            parts.add(decoder.decode(decodes));
+        if (!rows.isEmpty()) {
+            parts.add(decoder.decode(rows));
         }
         if (computed.isEmpty()) {
             return Logits.concat(parts);
@@ -79,6 +84,47 @@ final class CudaModel extends TransformerModel {
                         .map(places::get)
                         .toList();
         return Logits.concat(parts, order);
+    }
+
+    /** Returns the {@link TokenBatch#prefills} of the chunks with or without adapters. */
+    private List<List<TokenBatch.Chunk>> prefills(TokenBatch batch, boolean adapted) {
+        return new TokenBatch(
+                        batch.chunks().stream()
+                                .filter(chunk -> chunk.adapter() != 0 == adapted)
+                                .toList())
+                .prefills(!batchInvariant);
+    }
+
+    /** Returns a chunk without its last token. */
+    private static TokenBatch.Chunk head(TokenBatch.Chunk of) {
+        int[] tokens = Arrays.copyOf(of.tokens(), of.tokens().length - 1);
+        return new TokenBatch.Chunk(
+                of.sequence(),
+                tokens,
+                of.start(),
+                of.slots(),
+                false,
+                SamplingParameters.GREEDY,
+                of.adapter());
+    }
+
+    private static TokenBatch.Chunk last(TokenBatch.Chunk of) {
+        int index = of.tokens().length - 1;
+        return new TokenBatch.Chunk(
+                of.sequence(),
+                new int[] {of.tokens()[index]},
+                of.start() + index,
+                of.slots(),
+                of.needsLogits(),
+                of.sampling(),
+                of.adapter());
+    }
+
+    /** Frees adapters only after the steps that read them. */
+    @Override
+    public Map<Integer, String> setAdapters(Map<Integer, Path> directories) {
+        decoder.await();
+        return super.setAdapters(directories);
     }
 
     /**

@@ -115,6 +115,7 @@ final class Decoder implements AutoCloseable {
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
     private boolean keepsLogits;
+    private LoraKernels lora; // null before the first step with adapters
 
     /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
@@ -142,17 +143,22 @@ final class Decoder implements AutoCloseable {
 
     /**
      * The key of a graph: the rows, one of {@link #GRAPH_ROWS}; the attention splits of the longest
-     * sequence, a power of two; whether several rows belong to one sequence, and whether only the
-     * last layer is computed.
+     * sequence, a power of two; whether several rows belong to one sequence, whether only the last
+     * layer is computed, and whether rows have adapters.
      */
-    private record Key(int rows, int splits, boolean sharesSequences, boolean lastLayer) {
+    private record Key(
+            int rows, int splits, boolean sharesSequences, boolean lastLayer, boolean adapted) {
 
         static Key of(List<Row> rows, boolean lastLayer) {
             int splits = rows.stream().mapToInt(Row::splits).max().orElseThrow();
             long sequences = rows.stream().mapToInt(row -> row.chunk.sequence()).distinct().count();
             boolean sharesSequences = sequences < rows.size();
             return new Key(
-                    graphRows(rows.size()), roundUpToPower(splits), sharesSequences, lastLayer);
+                    graphRows(rows.size()),
+                    roundUpToPower(splits),
+                    sharesSequences,
+                    lastLayer,
+                    rows.stream().anyMatch(row -> row.chunk.adapter() != 0));
         }
 
         int tableStride() {
@@ -162,9 +168,14 @@ final class Decoder implements AutoCloseable {
         /**
          * Returns the size of the inputs in bytes. The layout is: the sampling parameters of each
          * row; int32 arrays with the token, the index into {@link Decoder#sampled} (-1 if no token
-         * is sampled), the position and the first split of each row; the block table.
+         * is sampled), the position and the first split of each row; the block table; with adapters
+         * the groups of {@link LoraKernels}.
          */
         int inputBytes() {
+            return groupsOffset() + (adapted ? LoraKernels.groupBytes(rows) : 0);
+        }
+
+        int groupsOffset() {
             return tokensOffset() + (4 + tableStride()) * rows * Integer.BYTES;
         }
 
@@ -243,7 +254,7 @@ final class Decoder implements AutoCloseable {
                     Math.max(maxSplits, model.cache().slots() / DecoderKernels.CHUNK + maxRows);
             splits = manager.zeros(new Shape(splitCapacity, splitSize));
             counters = manager.zeros(new Shape(maxRows, kvHeads + 1), DataType.INT32);
-            Key largest = new Key(maxRows, maxSplits, true, false);
+            Key largest = new Key(maxRows, maxSplits, true, false, true);
             inputs = manager.zeros(new Shape(largest.inputBytes()), DataType.UINT8);
             topParts =
                     manager.zeros(
@@ -422,6 +433,21 @@ final class Decoder implements AutoCloseable {
     }
 
     private CudaGraph capture(Key key) {
+        if (key.adapted && lora == null) {
+            int qkvSize = (int) qkv.getShape().get(1);
+            int inner = config.intermediateSize() / group.worldSize();
+            int widest = Math.max(config.hiddenSize(), Math.max(qkvSize, 2 * inner));
+            int projections = Adapters.projections(model).size();
+            lora =
+                    keep(
+                            new LoraKernels(
+                                    gpu.device(),
+                                    config.type(),
+                                    manager,
+                                    maxRows,
+                                    widest,
+                                    projections));
+        }
         if (matmuls.isLarge(key.rows)) {
             record(key); // cuBLASLt may load kernels. The graph computes the same again.
         }
@@ -471,10 +497,13 @@ final class Decoder implements AutoCloseable {
             positions = sampledIndices(key) + bytes;
             firstSplits = positions + bytes;
             table = firstSplits + bytes;
+            long groups = Torch.dataPointer(inputs) + key.groupsOffset();
+            step =
+                    matmuls.begin(
+                            key.rows, key.adapted ? lora.begin(stream, key.rows, groups) : null);
             if (!key.lastLayer) {
                 kernels.embed(stream, key.rows, this::putEmbedding);
             }
-            step = matmuls.begin(key.rows);
         }
 
         private void putEmbedding(KernelArguments embedding) {
@@ -591,6 +620,14 @@ final class Decoder implements AutoCloseable {
             for (int token = 0; token <= row.position(); token += KvCache.BLOCK_TOKENS) {
                 nextInputs.putInt(row.chunk.slots()[token]);
             }
+        }
+        if (key.adapted) {
+            nextInputs.position(key.groupsOffset());
+            long[] adapters = new long[key.rows];
+            for (int i = 0; i < rows.size(); i++) {
+                adapters[i] = model.adapters().table(rows.get(i).chunk.adapter());
+            }
+            LoraKernels.writeGroups(nextInputs, adapters);
         }
         new AtomicBuffer(buffers.inputs, 0, nextInputs.capacity())
                 .putBytes(0, nextInputs.array(), key.inputBytes());

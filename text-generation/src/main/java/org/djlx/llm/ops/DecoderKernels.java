@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
+import java.util.function.ObjLongConsumer;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -110,7 +111,7 @@ final class DecoderKernels implements AutoCloseable {
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
     private static final int HOPPER = 9; // a major number, the first with clusters
     private static final double LOG2_E = 1 / Math.log(2);
-    private static final Map<ScalarType, String> TYPES =
+    static final Map<ScalarType, String> TYPES =
             Map.of(ScalarType.FLOAT16, "Float16", ScalarType.BFLOAT16, "Bfloat16");
 
     private final CudaDevice device;
@@ -407,10 +408,41 @@ final class DecoderKernels implements AutoCloseable {
     }
 
     /**
+     * What a matmul of 16-bit weights adds to its sums before it rounds them, by address: the
+     * struct {@code Addend}.
+     *
+     * @param elements in float32, of shape (rows, rows of the weight), which the kernel before the
+     *     matmul writes
+     * @param adapted an int for each row: 0 if nothing is added to it, otherwise 1
+     * @param xReady an int that is 1 as soon as the matmul may read x
+     */
+    record Addend(long elements, long adapted, long xReady) {
+
+        static final Addend NONE = new Addend(0, 0, 0);
+
+        /** Puts the member {@code addend} of a struct by {@code put}. */
+        void putTo(ObjLongConsumer<String> put) {
+            put.accept("addend.elements", elements);
+            put.accept("addend.adapted", adapted);
+            put.accept("addend.x_ready", xReady);
+        }
+
+        /** Returns the addend without its first rows. */
+        Addend from(int row, long outputs) {
+            return elements == 0
+                    ? NONE
+                    : new Addend(
+                            elements + row * outputs * Float.BYTES,
+                            adapted + (long) row * Integer.BYTES,
+                            xReady);
+        }
+    }
+
+    /**
      * Computes a matmul, without its norm. Every {@link Model#rows} rows read the weights once;
      * {@code x} has shape (rows, depth).
      */
-    void matmul(CudaStream stream, int rows, MatmulChain.Link of) {
+    void matmul(CudaStream stream, int rows, MatmulChain.Link of, Addend addend) {
         long width = of.width();
         long depth = of.weight().depth();
         long tiles = ceilDiv(width, of.gated() ? TILE / 2 : TILE);
@@ -435,6 +467,7 @@ final class DecoderKernels implements AutoCloseable {
                     .put("depth", depth)
                     .put("stride", of.stride())
                     .put("gated", of.gated() ? 1 : 0);
+            addend.from(row, of.weight().rows()).putTo(arguments::put);
             LaunchSize size =
                     LaunchSize.of(matmul.blocks(tiles, multiprocessors), MATMUL_THREADS)
                             .withShared(matmul.sharedBytes);

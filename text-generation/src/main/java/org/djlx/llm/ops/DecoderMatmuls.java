@@ -7,7 +7,10 @@ import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
+import java.util.IdentityHashMap;
 import java.util.List;
+import java.util.Map;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
@@ -57,6 +60,9 @@ final class DecoderMatmuls {
     private final NDArray e4m3Scales;
     private final NDArray chainArrivals; // counter of the chain's barrier
 
+    // The indices of the projections that may have adapters.
+    private final Map<ModelWeights.Linear, Integer> projections = new IdentityHashMap<>();
+
     /**
      * Allocates buffers and clears some, on the current stream. The caller synchronizes it before
      * the first step. If {@code batchInvariant}, no step is large.
@@ -92,6 +98,8 @@ final class DecoderMatmuls {
         e4m3Rows = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
         e4m3Scales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
         chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
+        List<ModelWeights.Linear> adaptable = Adapters.projections(model);
+        IntStream.range(0, adaptable.size()).forEach(i -> projections.put(adaptable.get(i), i));
         try (NDArray zero = manager.create(0f)) {
             Torch.copy(zeros, zero.broadcast(zeros.getShape()));
         }
@@ -121,9 +129,13 @@ final class DecoderMatmuls {
         return !neverLarge && rows > ModelKernels.matmulRows(quantization, false);
     }
 
-    /** Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run. */
-    Step begin(int rows) {
-        return new Step(rows);
+    /**
+     * Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run.
+     *
+     * @param lora adds the adapters of rows; null if no row has an adapter
+     */
+    Step begin(int rows, LoraKernels.Step lora) {
+        return new Step(rows, lora);
     }
 
     private static NDArray first(NDArray array, int rows) {
@@ -155,6 +167,8 @@ final class DecoderMatmuls {
         private final int rows;
         private final boolean large;
         private final boolean chained;
+        private final LoraKernels.Step lora; // null without adapters
+        private boolean adapted; // whether the next matmul is of a projection with adapters
         private final List<MatmulChain.Link> links = new ArrayList<>(); // of the next chain
         private NDArray partial; // this rank's addend of the residual stream
         private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
@@ -162,10 +176,12 @@ final class DecoderMatmuls {
         private NDArray free; // for the next partial sum, or in a chain for the next sum
         private NDArray spare; // becomes free at the first norm, in place of zeros; then null
 
-        private Step(int rows) {
+        private Step(int rows, LoraKernels.Step lora) {
             this.rows = rows;
+            this.lora = lora;
             large = DecoderMatmuls.this.isLarge(rows);
-            chained = chain != null && !large && chain.isFor(rows);
+            // A chain norms its rows itself, but adapters need the norm before.
+            chained = chain != null && !large && lora == null && chain.isFor(rows);
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
             free = first(residuals[1], rows);
@@ -210,6 +226,7 @@ final class DecoderMatmuls {
          */
         void multiplyToPartial(NDArray x, ModelWeights.Linear linear) {
             int depth = (int) x.getShape().get(1);
+            shrink(linear, x, depth);
             // The bias is added once by all ranks together.
             ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
             int hidden = config.hiddenSize();
@@ -267,7 +284,22 @@ final class DecoderMatmuls {
             }
             free = spare == null ? oldSum : spare;
             spare = null;
+            shrink(linear, x, config.hiddenSize());
             multiply(gated, out, column, x, linear, width, config.hiddenSize(), chainNorm);
+        }
+
+        /** Begins to compute the adapters of the next matmul, if it is of an adapted projection. */
+        private void shrink(ModelWeights.Linear linear, NDArray x, int depth) {
+            Integer projection = lora == null ? null : projections.get(linear);
+            adapted = projection != null;
+            if (adapted) {
+                lora.shrink(projection, Torch.dataPointer(x), depth);
+            }
+        }
+
+        /** Returns the adapters of a matmul whose weight has so many rows. */
+        private DecoderKernels.Addend expand(long outputs) {
+            return adapted ? lora.expand(outputs) : DecoderKernels.Addend.NONE;
         }
 
         /**
@@ -332,7 +364,7 @@ final class DecoderMatmuls {
             if (isChained(linear)) {
                 links.add(link);
             } else {
-                kernels.matmul(stream, rows, link);
+                kernels.matmul(stream, rows, link, expand(link.weight().rows()));
             }
         }
 
@@ -355,7 +387,8 @@ final class DecoderMatmuls {
                                         16, Torch.dataPointer(x), 0, rows, depth)
                                 : e4m3(x, depth);
                 QuantizeKernels.Matrix right = matrix(linear, gated ? 2L * width : width, depth);
-                wideMatmul.launch(stream, gated, left, right, bias(linear), to, stride);
+                wideMatmul.launch(
+                        stream, gated, left, right, bias(linear), to, stride, expand(right.rows()));
                 if (gated && quantized != null) {
                     gpu.quantize().quantize(to, e4m3Rows(width));
                 }
@@ -375,6 +408,9 @@ final class DecoderMatmuls {
                         .run(to, Torch.dataPointer(x), Torch.dataPointer(linear.weight()), null);
             } else {
                 gpu.multiply(e4m3(x, depth), quantized, to, stride, false);
+            }
+            if (adapted) {
+                lora.expandInto(to, width, stride);
             }
             if (linear.bias() != null) {
                 try (NDArray product = first(out, rows)) {

@@ -118,6 +118,7 @@ final class WideMatmul {
      *
      * @param gated whether the weight holds the rows of the gates, then as many of the values
      * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
+     * @param addend added to the sums
      */
     void launch(
             CudaStream stream,
@@ -126,7 +127,8 @@ final class WideMatmul {
             QuantizeKernels.Matrix weight,
             long bias,
             long output,
-            long stride) {
+            long stride,
+            DecoderKernels.Addend addend) {
         Variant variant = cheapest(Math.toIntExact(x.rows()), weight.rows());
         putTensorMap("weight", weight, variant.columns / QUARTERS);
         putTensorMap("x", x, variant.rows);
@@ -139,6 +141,7 @@ final class WideMatmul {
         put("depth", x.depth());
         put("stride", stride);
         put("gated", gated ? 1 : 0);
+        addend.putTo(this::put);
         LaunchSize size =
                 LaunchSize.of(variant.blocks(weight.rows()), THREADS)
                         .withShared(variant.sharedBytes());

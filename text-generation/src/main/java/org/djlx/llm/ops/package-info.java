@@ -17,6 +17,7 @@
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
  * LayerOps         the operators of a forward pass
+ * LoraKernels      adapters of the matmuls of decode steps on a GPU
  * MatmulChain      several matmuls of few rows as one kernel
  * ModernBertEncoder ModernBERT
  * Operand          the input of a projection, in the model's type or in e4m3

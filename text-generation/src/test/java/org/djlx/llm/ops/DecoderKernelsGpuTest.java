@@ -358,7 +358,8 @@ class DecoderKernelsGpuTest {
                             x,
                             link.weight(),
                             link.bias(),
-                            null));
+                            null),
+                    DecoderKernels.Addend.NONE);
             device.synchronize();
         }
     }
@@ -793,14 +794,23 @@ class DecoderKernelsGpuTest {
                 assertTrue(wideMatmul.isFor(rows, width, stride));
                 try (NDArray used = x.get(new NDIndex().addSliceDim(0, rows))) {
                     QuantizeKernels.Matrix left = stored(used, buffers);
-                    wideMatmul.launch(stream, gated, left, stored, added, to, stride);
+                    wideMatmul.launch(
+                            stream,
+                            gated,
+                            left,
+                            stored,
+                            added,
+                            to,
+                            stride,
+                            DecoderKernels.Addend.NONE);
                 }
                 return floats(output);
             }
             kernels.matmul(
                     stream,
                     rows,
-                    new MatmulChain.Link(gated, to, stride, from, stored, added, null));
+                    new MatmulChain.Link(gated, to, stride, from, stored, added, null),
+                    DecoderKernels.Addend.NONE);
             return floats(output);
         }
     }

@@ -6,7 +6,10 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
+import java.nio.IntBuffer;
 import java.util.List;
+import java.util.stream.LongStream;
+import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.sampling.LogitEdits;
 import org.djlx.llm.sampling.SamplingParameters;
 import org.djlx.nativeops.NativeLibrary;
@@ -36,6 +39,8 @@ class DecoderLayoutTest {
         assertEquals(llama.struct("Most").byteSize(), DecoderKernels.MOST_BYTES);
         assertEquals(llama.value("MAX_TOP_LOGPROBS"), DecoderKernels.MAX_TOP_LOGPROBS);
         assertEquals(llama.struct("Top").byteSize(), DecoderKernels.TOP_FLOATS * Float.BYTES);
+        KernelConstants lora = constants("decoder/lora.cu");
+        assertEquals(lora.value("MAX_LOW"), lora.value("MAX_SLICES") * LoraConfig.MAX_RANK);
         assertEquals(
                 DecoderKernels.MATMUL_ROWS,
                 constants("decoder/matmul.cu").calls("MATMUL").stream()
@@ -71,12 +76,39 @@ class DecoderLayoutTest {
         assertArrayEquals(expected.array(), actual.array());
     }
 
+    /** Of 10 rows, 9 have the same adapter: one more than a group has. */
+    @Test
+    void rowsWithTheSameAdapterFormGroups() {
+        ByteBuffer actual = ByteBuffer.allocate(12 * 44).order(ByteOrder.nativeOrder());
+        actual.asLongBuffer().put(LongStream.generate(() -> 77).limit(66).toArray());
+        long[] adapters = {5, 0, 5, 5, 5, 6, 5, 5, 5, 5, 5, 0};
+        LoraKernels.writeGroups(actual, adapters);
+        assertEquals(actual.capacity(), LoraKernels.groupBytes(12));
+        assertEquals(actual.capacity(), actual.position());
+        IntBuffer ints = actual.clear().asIntBuffer();
+        int[] groups = new int[30];
+        ints.get(groups);
+        for (int group = 3; group < 12; group++) {
+            assertEquals(0, actual.getLong(group * 40)); // A thread block may begin at any group.
+        }
+        int[] expected = {
+            5, 0, 0, 2, 3, 4, 6, 7, 8, 9, // the address in two ints, then the rows
+            5, 0, 10, -1, -1, -1, -1, -1, -1, -1, // the ninth row
+            6, 0, 5, -1, -1, -1, -1, -1, -1, -1
+        };
+        assertArrayEquals(expected, groups);
+        int[] adapted = new int[12];
+        ints.position(120).get(adapted);
+        assertArrayEquals(new int[] {1, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0}, adapted);
+    }
+
     /** Initializing a launcher reads its constants, which must exist. */
     @Test
     void launchersFindTheirConstants() throws ClassNotFoundException {
         for (Class<?> launcher :
                 List.of(
                         DecoderKernels.class,
+                        LoraKernels.class,
                         MatmulChain.class,
                         QuantizeKernels.class,
                         WideMatmul.class)) {

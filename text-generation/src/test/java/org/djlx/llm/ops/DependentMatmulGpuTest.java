@@ -79,7 +79,8 @@ class DependentMatmulGpuTest {
                                                 16, Torch.dataPointer(weight), 0, width, depth),
                                         0,
                                         null);
-                        Runnable matmul = () -> kernels.matmul(streams.get(), 1, link);
+                        DecoderKernels.Addend none = DecoderKernels.Addend.NONE;
+                        Runnable matmul = () -> kernels.matmul(streams.get(), 1, link, none);
                         matmul.run(); // loads the kernel, which blocks while another rank waits
                         device.synchronize();
                         ranks.await();
