@@ -26,11 +26,9 @@ import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
 import ai.djl.training.ParameterStore;
 import ai.djl.training.Trainer;
-import ai.djl.training.dataset.Batch;
 import ai.djl.training.initializer.Initializer;
 import ai.djl.training.optimizer.Optimizer;
 import ai.djl.training.tracker.Tracker;
-import ai.djl.translate.StackBatchifier;
 import ai.djl.util.PairList;
 import java.io.PrintWriter;
 import java.io.StringWriter;
@@ -40,11 +38,11 @@ import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CyclicBarrier;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.atomic.AtomicReference;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CollectiveTimeoutException;
 import org.djlx.collectives.CudaP2pOptions;
-import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.RankProcesses;
@@ -295,14 +293,13 @@ class FullyShardGpuTest {
     /** Compares JVMs of their own: libtorch's allocator keeps what earlier tests had. */
     @Test
     void dividedRanksTakeLessMemory() throws InterruptedException {
-        GpuTests.require(2);
-        long whole = bytesOnFirstGpu(ShardingStrategy.NO_SHARD);
-        long divided = bytesOnFirstGpu(ShardingStrategy.FULL_SHARD);
-        System.out.printf("bytes on GPU 0: NO_SHARD %d, FULL_SHARD %d%n", whole, divided);
+        long whole = bytesOf(ShardingStrategy.NO_SHARD);
+        long divided = bytesOf(ShardingStrategy.FULL_SHARD);
+        System.out.printf("bytes of two ranks: NO_SHARD %d, FULL_SHARD %d%n", whole, divided);
         assertTrue(divided <= 0.6 * whole, divided + " of " + whole);
     }
 
-    private static long bytesOnFirstGpu(ShardingStrategy strategy) throws InterruptedException {
+    private static long bytesOf(ShardingStrategy strategy) throws InterruptedException {
         try (RankProcesses jvm = new RankProcesses(1, Memory.class, strategy.name())) {
             jvm.awaitSuccess();
             String output = jvm.output(0);
@@ -311,14 +308,13 @@ class FullyShardGpuTest {
     }
 
     /**
-     * Prints what a training of 12 layers of 64 MiB, their gradients and Adam's means takes on the
-     * first of two GPUs, with the group's buffers. libtorch's allocator keeps the peak of the
+     * Prints what two ranks take on their GPUs that train 12 layers of 64 MiB: parameters,
+     * gradients, Adam's means, and the group's buffers. libtorch's allocator keeps the peak of the
      * steps.
      */
     static final class Memory {
 
         private static final int SIZE = 4096;
-        private static final Device[] GPUS = {Device.gpu(0), Device.gpu(1)};
 
         private Memory() {}
 
@@ -330,48 +326,56 @@ class FullyShardGpuTest {
             System.out.println("bytes: " + (before - after));
         }
 
-        /** Trains for three steps, and returns the free bytes of the first GPU then. */
+        /** Trains for three steps, and returns the free bytes of all GPUs then. */
         private static long train(ShardingStrategy strategy, int layers) {
-            SequentialBlock block = new SequentialBlock();
-            for (int layer = 0; layer < layers; layer++) {
-                block.add(Linear.builder().setUnits(SIZE).build());
-            }
-            DataParallelConfig config = config().optShardingStrategy(strategy);
-            config.optDevices(GPUS);
-            try (Model model = Model.newInstance("memory", GPUS[0], P2pEngine.NAME)) {
-                model.setBlock(block);
-                try (Trainer trainer = model.newTrainer(config)) {
-                    trainer.initialize(new Shape(1, SIZE));
-                    for (int step = 0; step < 3; step++) {
-                        step(trainer);
-                    }
-                    return freeBytes();
-                }
-            }
+            AtomicLong free = new AtomicLong();
+            CyclicBarrier trained = new CyclicBarrier(2, () -> free.set(freeBytes()));
+            onTwoRanks(
+                    64 << 20,
+                    group -> {
+                        SequentialBlock block = new SequentialBlock();
+                        for (int layer = 0; layer < layers; layer++) {
+                            block.add(Linear.builder().setUnits(SIZE).build());
+                        }
+                        DataParallelConfig config = sharded(group);
+                        config.optShardingStrategy(strategy);
+                        config.optDevices(new Device[] {group.device()});
+                        try (Model model =
+                                Model.newInstance("memory", group.device(), P2pEngine.NAME)) {
+                            model.setBlock(block);
+                            try (Trainer trainer = model.newTrainer(config)) {
+                                trainer.initialize(new Shape(1, SIZE));
+                                CurrentStreams.await(group.device());
+                                for (int step = 0; step < 3; step++) {
+                                    step(trainer);
+                                }
+                                trained.await(60, TimeUnit.SECONDS);
+                            }
+                        }
+                        return null;
+                    });
+            return free.get();
         }
 
         private static void step(Trainer trainer) {
-            StackBatchifier stack = new StackBatchifier();
-            NDManager manager = trainer.getManager().newSubManager(GPUS[0]);
-            NDList data = new NDList(manager.randomNormal(new Shape(2 * ROWS, SIZE)));
-            Batch batch = new Batch(manager, data, data, 2 * ROWS, stack, stack, 0, 0);
-            try (GradientCollector collector = trainer.newGradientCollector()) {
-                for (Batch part : batch.split(GPUS, false)) {
-                    NDArray y = trainer.forward(part.getData(), part.getLabels()).head();
-                    collector.backward(y.square().mean());
-                }
-            }
-            trainer.step();
-            batch.close();
-            for (Device gpu : GPUS) {
-                CurrentStreams.await(gpu);
+            try (NDManager manager = trainer.getManager().newSubManager();
+                    GradientCollector collector = trainer.newGradientCollector()) {
+                NDArray x = manager.randomNormal(new Shape(ROWS, SIZE));
+                NDArray y = trainer.forward(new NDList(x)).head();
+                collector.backward(y.square().mean());
+                trainer.step();
+                CurrentStreams.await(manager.getDevice());
             }
         }
-    }
 
-    private static long freeBytes() {
-        try (CudaDevice gpu = CudaDevice.open(Device.gpu(0))) {
-            return gpu.freeMemory();
+        private static long freeBytes() {
+            long free = 0;
+            for (int gpu = 0; gpu < CudaDevice.count(); gpu++) {
+                try (CudaDevice device = CudaDevice.open(Device.gpu(gpu))) {
+                    free += device.freeMemory();
+                }
+            }
+            return free;
         }
     }
 
