@@ -17,6 +17,7 @@ import java.util.Random;
 import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.TestArrays;
+import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
