@@ -185,14 +185,18 @@ public final class KernelConstants {
                                     new Member(of.type, begin + of.offset, of.byteSize)));
         }
 
-        /** {@return the offset of a member in bytes} */
+        /** {@return the offset in bytes of a member, or of {@code inner.x} of an inner struct} */
         public int offset(String member) {
             Integer offset = offsets.get(member);
-            if (offset == null) {
+            if (offset != null) {
+                return offset;
+            }
+            Member inner = members.get(member);
+            if (inner == null) {
                 throw new IllegalArgumentException(
                         String.format("struct %s has no member %s: %s", name, member, offsets));
             }
-            return offset;
+            return inner.offset();
         }
     }
 

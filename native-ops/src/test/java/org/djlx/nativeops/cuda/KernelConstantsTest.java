@@ -140,6 +140,7 @@ class KernelConstantsTest {
                     decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=16 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
                     decoder/chain.cu | -DTYPE=Float16 -DWEIGHT_BITS=8 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
                     decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=4 -DZERO_GROUP=64 | Link Chain | MAX_LINKS CONSUMERS SEGMENT SCALES STAGE_BYTES MAX_STAGES SUM_BYTES X_BYTES X_PAD WARP
+                    decoder/wide_matmul.cu | -DTYPE=Bfloat16 | WideMatmul | THREADS BOX_BYTES
                     decoder/sampling.cu | -DTYPE=Bfloat16 | Top Logits Edit Most SamplingParameters Sampling | TOP_BLOCKS MAX_TOP_LOGPROBS TOP_THREADS SAMPLE_THREADS SAMPLE_CLUSTER CLUSTER_THREADS
                     fused_matmul/fused_matmul.cu | -DTILE_N=256 -DTYPE=Bfloat16 -DTRANSPOSED=0 -DSCATTER=0 -DGATED=0 | Launch | SHARED_BYTES STAGES RING TILE_M HALF_M STEP_BYTES PUSH_BYTES FUSED_THREADS MAX_RIGHTS
                     fused_matmul/fused_matmul.cu | -DTILE_N=128 -DTYPE=Float16 -DTRANSPOSED=1 -DSCATTER=0 -DGATED=1 | Launch | SHARED_BYTES STAGES RING OUT_N

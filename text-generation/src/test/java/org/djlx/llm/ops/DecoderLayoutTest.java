@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.nio.IntBuffer;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.stream.LongStream;
 import org.djlx.llm.model.LoraConfig;
@@ -53,6 +54,18 @@ class DecoderLayoutTest {
                         .map(call -> call[0])
                         .distinct()
                         .toList());
+    }
+
+    @Test
+    void bothMatmulsTakeAnAddend() {
+        KernelConstants.Layout few = constants("decoder/matmul.cu").struct("Matmul");
+        KernelConstants.Layout many = constants("decoder/wide_matmul.cu").struct("WideMatmul");
+        for (KernelConstants.Layout layout : List.of(few, many)) {
+            int begin = layout.offset("addend");
+            List<Integer> offsets = new ArrayList<>();
+            DecoderKernels.Addend.NONE.putTo((member, value) -> offsets.add(layout.offset(member)));
+            assertEquals(List.of(begin, begin + 8, begin + 16), offsets);
+        }
     }
 
     /** The bytes are those that a compiler lays out: an independent reading of the struct. */
