@@ -34,6 +34,7 @@ import java.io.PrintWriter;
 import java.io.StringWriter;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CyclicBarrier;
@@ -290,30 +291,39 @@ class FullyShardGpuTest {
         }
     }
 
-    /** Compares JVMs of their own: libtorch's allocator keeps what earlier tests had. */
+    /**
+     * A layer of two ranks takes half the memory; what all layers share, such as buffers, is told.
+     * Each strategy has a JVM of its own: libtorch's allocator keeps what earlier tests had.
+     */
     @Test
-    void dividedRanksTakeLessMemory() throws InterruptedException {
-        long whole = bytesOf(ShardingStrategy.NO_SHARD);
-        long divided = bytesOf(ShardingStrategy.FULL_SHARD);
-        System.out.printf("bytes of two ranks: NO_SHARD %d, FULL_SHARD %d%n", whole, divided);
-        assertTrue(divided <= 0.6 * whole, divided + " of " + whole);
+    void dividedLayersTakeHalfTheMemory() throws InterruptedException {
+        long[] whole = bytesOf(ShardingStrategy.NO_SHARD);
+        long[] divided = bytesOf(ShardingStrategy.FULL_SHARD);
+        System.out.printf(
+                "MiB a rank and layer: whole %d, divided %d; with %d layers %d and %d%n",
+                whole[0] >> 21, divided[0] >> 21, Memory.LAYERS, whole[1] >> 21, divided[1] >> 21);
+        assertTrue(divided[0] <= 0.52 * whole[0], divided[0] + " of " + whole[0]);
+        assertTrue(divided[1] < whole[1], divided[1] + " of " + whole[1]);
     }
 
-    private static long bytesOf(ShardingStrategy strategy) throws InterruptedException {
+    private static long[] bytesOf(ShardingStrategy strategy) throws InterruptedException {
         try (RankProcesses jvm = new RankProcesses(1, Memory.class, strategy.name())) {
             jvm.awaitSuccess();
             String output = jvm.output(0);
-            return Long.parseLong(output.substring(output.lastIndexOf(':') + 1).strip());
+            String numbers = output.substring(output.lastIndexOf("bytes:") + "bytes:".length());
+            return Arrays.stream(numbers.strip().split(" ")).mapToLong(Long::parseLong).toArray();
         }
     }
 
     /**
-     * Prints what two ranks take on their GPUs that train 12 layers of 64 MiB: parameters,
-     * gradients, Adam's means, and the group's buffers. libtorch's allocator keeps the peak of the
-     * steps.
+     * Prints what a layer of 64 MiB takes on the GPUs of two ranks that train: parameters,
+     * gradients and Adam's means; and what {@value #LAYERS} layers take, with the group's buffers.
+     * libtorch's allocator keeps the peak of the steps.
      */
     static final class Memory {
 
+        static final int LAYERS = 24;
+        private static final int FEW = 8;
         private static final int SIZE = 4096;
 
         private Memory() {}
@@ -321,9 +331,11 @@ class FullyShardGpuTest {
         public static void main(String[] args) {
             train(ShardingStrategy.NO_SHARD, 2); // loads libraries and kernels
             JniUtils.emptyCudaCache();
+            ShardingStrategy strategy = ShardingStrategy.valueOf(args[0]);
             long before = freeBytes();
-            long after = train(ShardingStrategy.valueOf(args[0]), 12);
-            System.out.println("bytes: " + (before - after));
+            long few = train(strategy, FEW);
+            long many = train(strategy, LAYERS);
+            System.out.println("bytes: " + (few - many) / (LAYERS - FEW) + " " + (before - many));
         }
 
         /** Trains for three steps, and returns the free bytes of all GPUs then. */
