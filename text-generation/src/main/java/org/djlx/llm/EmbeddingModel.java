@@ -38,8 +38,7 @@ public interface EmbeddingModel extends AutoCloseable {
 
     /** As {@link #embedTokens}, for texts, with the model's default prompt before each, if any. */
     default float[][] embed(List<String> texts) {
-        List<int[]> tokens = texts.stream().map(text -> encode(text, null)).toList();
-        return embedTokens(tokens, dimensions()).vectors().toArray(float[][]::new);
+        return embedTokens(encode(texts, null), dimensions()).vectors().toArray(float[][]::new);
     }
 
     /**
@@ -66,6 +65,16 @@ public interface EmbeddingModel extends AutoCloseable {
      * @throws IllegalArgumentException if there is no such prompt, or the model has no tokenizer
      */
     int[] encode(String text, String prompt);
+
+    /** As {@link #encode(String, String)}, for texts at the same time, by Java's common pool. */
+    default List<int[]> encode(List<String> texts, String prompt) {
+        try {
+            return texts.parallelStream().map(text -> encode(text, prompt)).toList();
+        } catch (RuntimeException e) { // The pool may have wrapped it, and changed its message.
+            texts.forEach(text -> encode(text, prompt));
+            throw e;
+        }
+    }
 
     /** {@return the length of the model's vectors} */
     int dimensions();

@@ -1,38 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import ai.djl.Device;
 import ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory;
 import ai.djl.inference.Predictor;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.repository.zoo.Criteria;
 import ai.djl.repository.zoo.ZooModel;
+import com.google.gson.Gson;
+import com.google.gson.JsonObject;
 import com.sun.management.OperatingSystemMXBean;
 import java.lang.management.ManagementFactory;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Random;
 import java.util.function.ToDoubleFunction;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 import org.djlx.llm.EmbeddingModel;
+import org.djlx.llm.engine.EmbeddingEngine;
 import org.djlx.nativeops.NativeVersions;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 import picocli.CommandLine.Parameters;
 
 /**
- * {@code bench-embed}: embeddings on the CPU beside DJL's PyTorch engine with a traced model. Both
- * take turns, from texts to vectors, in one process and with the same threads.
+ * {@code bench-embed}: embeddings on the CPU beside DJL's PyTorch engine with a traced model, in
+ * one process and with the same threads; or on a GPU beside sentence-transformers. Both take turns,
+ * from texts to vectors.
  */
 @Command(
         name = "bench-embed",
         description = {
-            "Measures embeddings of 32 texts on the CPU, in turns with DJL's PyTorch engine with a"
-                    + " traced model. OMP_NUM_THREADS sets the threads."
+            "Measures embeddings on the CPU, in turns with DJL's PyTorch engine with a traced"
+                    + " model. OMP_NUM_THREADS sets the threads. Or, with --torch, on a GPU, in"
+                    + " turns with sentence-transformers."
         })
 final class EmbedBenchCommand extends ReportCommand {
 
-    private static final int TEXTS = 32;
+    private static final Gson GSON = new Gson();
     private static final int MIXED = 0; // a length: texts have 8 to 256 tokens
 
     @Parameters(paramLabel = "DIR", description = "What peers/embed_model.py has written.")
@@ -44,25 +53,46 @@ final class EmbedBenchCommand extends ReportCommand {
             description = "Tokens of a text; 0 for mixed lengths. Default: ${DEFAULT-VALUE}.")
     private int[] lengths = {16, 64, 128, 256, MIXED};
 
+    @Option(names = "--texts", description = "Texts at a time. Default: ${DEFAULT-VALUE}.")
+    private int count = 32;
+
+    @Option(
+            names = "--torch",
+            paramLabel = "PYTHON",
+            description = "A Python with sentence-transformers, such as python3.")
+    private String python;
+
+    @Option(
+            names = "--type",
+            description =
+                    "With --torch, the type of weights and computation: ${COMPLETION-CANDIDATES}."
+                            + " Default: ${DEFAULT-VALUE}.")
+    private DataType type = DataType.FLOAT32;
+
     @Option(names = "--turns", description = "Default: ${DEFAULT-VALUE}.")
     private int turns = 9;
 
     /**
-     * Medians of a batch; speed-ups are medians of each turn's. {@code tokens} is 0 for mixed
-     * lengths.
+     * Medians of all texts; {@code other} is the peer. Speed-ups are medians of each turn's. {@code
+     * tokens} is 0 for mixed lengths.
      */
     record Row(
             int tokens,
             double wallMillis,
             double cpuMillis,
-            double djlWallMillis,
-            double djlCpuMillis,
+            double otherWallMillis,
+            double otherCpuMillis,
             double speedUp,
             double cpuSpeedUp,
             double maxDifference) {}
 
     private interface Embedder {
         List<float[]> embed(List<String> texts) throws Exception;
+    }
+
+    /** Embeds texts and measures it. */
+    private interface Peer {
+        Times run(List<String> texts) throws Exception;
     }
 
     private record Times(double wall, double cpu, List<float[]> vectors) {
@@ -85,6 +115,9 @@ final class EmbedBenchCommand extends ReportCommand {
 
     @Override
     public Integer call() throws Exception {
+        if (python != null) {
+            return besideSentenceTransformers();
+        }
         begin("embeddings beside DJL's PyTorch engine", NativeVersions.query());
         Criteria<String, float[]> criteria =
                 Criteria.builder()
@@ -98,22 +131,59 @@ final class EmbedBenchCommand extends ReportCommand {
         try (EmbeddingModel model = EmbeddingModel.of(directory.toString());
                 ZooModel<String, float[]> traced = criteria.loadModel();
                 Predictor<String, float[]> predictor = traced.newPredictor()) {
-            List<Row> rows = new ArrayList<>();
-            for (int length : lengths) {
-                rows.add(
-                        measure(
-                                length,
-                                texts -> List.of(model.embed(texts)),
-                                predictor::batchPredict));
-                put("rows", rows);
-                store();
-                print("%s%n", rows.get(rows.size() - 1));
-            }
+            measure(model, texts -> Times.of(predictor::batchPredict, texts));
         }
         return 0;
     }
 
-    private Row measure(int length, Embedder ours, Embedder djl) throws Exception {
+    private int besideSentenceTransformers() throws Exception {
+        begin("embeddings beside sentence-transformers", NativeVersions.query());
+        List<String> arguments =
+                List.of(directory.toString(), type.name().toLowerCase(Locale.ROOT));
+        put("type", type);
+        try (EmbeddingModel model =
+                        EmbeddingEngine.builder()
+                                .setDirectory(directory)
+                                .optDevices(List.of(Device.gpu(0)))
+                                .optDataType(type)
+                                .build();
+                TorchPeer peer =
+                        TorchPeer.start(
+                                python,
+                                TorchPeer.script("embed_peer.py"),
+                                arguments,
+                                Duration.ofSeconds(60))) {
+            put("sentenceTransformers", peer.description());
+            measure(model, texts -> ask(peer, texts));
+        }
+        return 0;
+    }
+
+    private static Times ask(TorchPeer peer, List<String> texts) {
+        JsonObject request = new JsonObject();
+        request.add("texts", GSON.toJsonTree(texts));
+        JsonObject answer = peer.ask(request);
+        if (answer == null) {
+            throw new IllegalStateException("sentence-transformers: " + peer.cause());
+        }
+        return new Times(
+                answer.get("wallMillis").getAsDouble(),
+                answer.get("cpuMillis").getAsDouble(),
+                List.of(GSON.fromJson(answer.get("vectors"), float[][].class)));
+    }
+
+    private void measure(EmbeddingModel model, Peer peer) throws Exception {
+        List<Row> rows = new ArrayList<>();
+        put("texts", count);
+        put("rows", rows);
+        for (int length : lengths) {
+            rows.add(measure(length, texts -> List.of(model.embed(texts)), peer));
+            store();
+            print("%s%n", rows.get(rows.size() - 1));
+        }
+    }
+
+    private Row measure(int length, Embedder ours, Peer peer) throws Exception {
         List<Times> own = new ArrayList<>();
         List<Times> others = new ArrayList<>();
         double difference = 0;
@@ -121,8 +191,8 @@ final class EmbedBenchCommand extends ReportCommand {
         for (int i = -3; i < turns; i++) { // DJL's executor compiles the trace in its first runs
             List<String> texts = texts(random, length);
             Times first = Times.of(ours, texts);
-            Times second = Times.of(djl, texts);
-            for (int k = 0; k < TEXTS; k++) {
+            Times second = peer.run(texts);
+            for (int k = 0; k < count; k++) {
                 for (int e = 0; e < first.vectors.get(k).length; e++) {
                     float other = second.vectors.get(k)[e];
                     difference = Math.max(difference, Math.abs(first.vectors.get(k)[e] - other));
@@ -155,8 +225,8 @@ final class EmbedBenchCommand extends ReportCommand {
     }
 
     /** Returns texts of words of two letters, which are a token each. */
-    private static List<String> texts(Random random, int length) {
-        return IntStream.range(0, TEXTS)
+    private List<String> texts(Random random, int length) {
+        return IntStream.range(0, count)
                 .mapToObj(
                         i ->
                                 random.ints(length == MIXED ? random.nextInt(6, 255) : length - 2)

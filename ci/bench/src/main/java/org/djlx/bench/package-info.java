@@ -8,7 +8,7 @@
  * TrainBenchCommand - bench-train: data-parallel training steps
  * DecodeBenchCommand - bench-decode: text generation
  * LlamaCppCommand - bench-llama-cpp: text generation on CPUs beside llama.cpp
- * EmbedBenchCommand - bench-embed: embeddings on the CPU beside a traced model
+ * EmbedBenchCommand - bench-embed: embeddings beside DJL's engine, or sentence-transformers
  * PagesCommand - pages: tables and charts of README.md and docs
  * CheckCommand - check: the goals that the figures of ci/results miss
  * ReportCommand - a command that writes a report

@@ -7,8 +7,9 @@ import java.util.Arrays;
 
 /**
  * The lengths of sequences that are packed one after the other into one array of rows, for {@link
- * Torch#attentionOfLast}. Holds FlashAttention's {@code cu_seqlens} on the device, so create it
- * once for all layers of a model. Immutable; valid until its manager closes.
+ * Torch#attentionOfLast} and {@link Torch#attentionWithin}. Holds FlashAttention's {@code
+ * cu_seqlens} on the device, so create it once for all layers of a model. Immutable; valid until
+ * its manager closes.
  */
 public final class PackedSequences {
 

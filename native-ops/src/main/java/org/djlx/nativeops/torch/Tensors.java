@@ -108,16 +108,17 @@ final class Tensors {
         }
     }
 
-    /** Checks the additional requirements of {@link Torch#attentionOfLast}. */
-    static void requireAttentionOfLast(long[] query, long[] key, PackedSequences packed) {
+    /** Checks the additional requirements of an operation on packed sequences. */
+    static void requirePacked(String name, long[] query, long[] key, PackedSequences packed) {
         boolean fits = query[0] == 1 && query[1] > 0 && query[2] == packed.queryRows;
         fits &= key[2] == packed.keyRows;
         if (!fits || query[3] == 0 || query[3] % 8 != 0 || query[3] > 256) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attentionOfLast requires a batch of 1, the %d queries and %d keys of"
-                                    + " its packed sequences, and a head size that is a multiple of"
-                                    + " 8 up to 256, not a query of shape %s and keys of shape %s",
+                            "%s requires a batch of 1, the %d queries and %d keys of its packed"
+                                    + " sequences, and a head size that is a multiple of 8 up to"
+                                    + " 256, not a query of shape %s and keys of shape %s",
+                            name,
                             packed.queryRows,
                             packed.keyRows,
                             Arrays.toString(query),
@@ -177,6 +178,27 @@ final class Tensors {
         }
         requireSameDevice("the query", query, "the key", key);
         requireSameDevice("the query", query, "the value", value);
+    }
+
+    /** Checks that a mask can be added to the scores of attention. */
+    static void requireMask(long query, long key, long mask) {
+        long[] of = sizes(mask);
+        long[] scores = {sizes(query)[0], sizes(query)[1], sizes(query)[2], sizes(key)[2]};
+        boolean fits = of.length == 4 && scalarType(mask) == scalarType(query);
+        for (int i = 0; fits && i < 4; i++) {
+            fits = of[i] == 1 || of[i] == scores[i];
+        }
+        if (!fits) {
+            throw new IllegalArgumentException(
+                    String.format(
+                            "attention requires a mask of %s that broadcasts to the shape %s, not"
+                                    + " one of %s of shape %s",
+                            scalarType(query),
+                            Arrays.toString(scores),
+                            scalarType(mask),
+                            Arrays.toString(of)));
+        }
+        requireSameDevice("the query", query, "the mask", mask);
     }
 
     /** Checks that {@code acc op= other} is defined, and that acc can store the result. */

@@ -12,6 +12,7 @@ import ai.djl.pytorch.jni.JniUtils;
 import java.nio.ByteBuffer;
 import java.util.Arrays;
 import java.util.List;
+import java.util.Optional;
 import java.util.function.LongUnaryOperator;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
@@ -557,22 +558,41 @@ public final class Torch {
      * @throws IllegalArgumentException also unless all three are of one type and on one device
      */
     public static NDArray attention(NDArray query, NDArray key, NDArray value, boolean causal) {
+        return attention(query, key, value, Optional.empty(), causal);
+    }
+
+    /**
+     * As {@link #attention}, not causal, with a mask that is added to the scores, for example
+     * -infinity where a query must not attend to a key; each query needs a key.
+     *
+     * @param mask of the query's type, of a shape that broadcasts to (batch, heads, queries, keys).
+     *     On GPUs the number of keys should be a multiple of 8, or libtorch copies it
+     */
+    public static NDArray attention(NDArray query, NDArray key, NDArray value, NDArray mask) {
+        return attention(query, key, value, Optional.of(mask), false);
+    }
+
+    private static NDArray attention(
+            NDArray query, NDArray key, NDArray value, Optional<NDArray> mask, boolean causal) {
         PtNDArray array = TorchChecks.array(query, "the query");
         long queries = TorchChecks.tensor(query, "the query");
         long keys = TorchChecks.tensor(key, "the key");
         long values = TorchChecks.tensor(value, "the value");
         Tensors.requireAttention(queries, keys, values);
+        if (mask.isPresent()) {
+            Tensors.requireMask(queries, keys, TorchChecks.tensor(mask.get(), "the mask"));
+        }
         long heads = Tensors.sizes(queries)[1];
         boolean grouped = heads != Tensors.sizes(keys)[1];
         if (grouped && !sharesHeads(queries)) {
             try (NDArray ownKeys = repeated(key, heads);
                     NDArray ownValues = repeated(value, heads)) {
-                return attention(query, ownKeys, ownValues, causal);
+                return attention(query, ownKeys, ownValues, mask, causal);
             }
         }
         long result =
                 TorchDispatcher.attention(
-                        "Torch.attention", queries, keys, values, causal, grouped);
+                        "Torch.attention", queries, keys, values, mask, causal, grouped);
         return adopt(array.getManager(), result, null, null);
     }
 
@@ -601,6 +621,29 @@ public final class Torch {
      */
     public static NDArray attentionOfLast(
             NDArray query, NDArray key, NDArray value, PackedSequences packed, int window) {
+        return flashAttention("attentionOfLast", query, key, value, packed, true, window);
+    }
+
+    /**
+     * Computes attention of all positions of each sequence to each other, by the kernel and with
+     * the requirements of {@link #attentionOfLast}.
+     *
+     * @param query of shape (1, heads, positions of all sequences, size), as key and value
+     * @param packed how many positions belong to each sequence: as many queries as keys
+     */
+    public static NDArray attentionWithin(
+            NDArray query, NDArray key, NDArray value, PackedSequences packed) {
+        return flashAttention("attentionWithin", query, key, value, packed, false, 0);
+    }
+
+    private static NDArray flashAttention(
+            String name,
+            NDArray query,
+            NDArray key,
+            NDArray value,
+            PackedSequences packed,
+            boolean causal,
+            int window) {
         PtNDArray array = TorchChecks.array(query, "the query");
         long queries = TorchChecks.tensor(query, "the query");
         long keys = TorchChecks.tensor(key, "the key");
@@ -609,7 +652,8 @@ public final class Torch {
         for (NDArray each : new NDArray[] {query, key, value}) {
             if (NoGradient.isRecorded(each)) {
                 throw new IllegalArgumentException(
-                        "attentionOfLast has no gradient, but the array of shape "
+                        name
+                                + " has no gradient, but the array of shape "
                                 + each.getShape()
                                 + " requires one; use Torch.attention, or NoGradient");
             }
@@ -617,12 +661,12 @@ public final class Torch {
         if (packed == null) {
             throw new IllegalArgumentException("the lengths of the packed sequences are null");
         }
-        Tensors.requireAttentionOfLast(Tensors.sizes(queries), Tensors.sizes(keys), packed);
+        Tensors.requirePacked(name, Tensors.sizes(queries), Tensors.sizes(keys), packed);
         if (!sharesHeads(queries)) {
             throw new IllegalArgumentException(
                     String.format(
-                            "attentionOfLast supports float16 and bfloat16 on a GPU, not %s on %s",
-                            Tensors.scalarType(queries), query.getDevice()));
+                            "%s supports float16 and bfloat16 on a GPU, not %s on %s",
+                            name, Tensors.scalarType(queries), query.getDevice()));
         }
         Tensors.requireAligned("the query", queries);
         Tensors.requireAligned("the key", keys);
@@ -633,11 +677,12 @@ public final class Torch {
                 NDArray v = rows(value, several)) {
             long result =
                     TorchDispatcher.flashAttention(
-                            "Torch.attentionOfLast",
+                            "Torch." + name,
                             TorchChecks.tensor(q, "the query"),
                             TorchChecks.tensor(k, "the key"),
                             TorchChecks.tensor(v, "the value"),
                             packed,
+                            causal,
                             window);
             try (NDArray output = adopt(array.getManager(), result, null, null)) {
                 return several

@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import com.sun.jna.Memory;
 import com.sun.jna.Native;
 import com.sun.jna.Pointer;
+import java.util.Optional;
 import org.djlx.nativeops.host.Scratch;
 
 /**
@@ -53,18 +54,24 @@ final class TorchDispatcher {
 
     /**
      * Calls {@code scaled_dot_product_attention(Tensor query, Tensor key, Tensor value, Tensor?
-     * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without mask,
+     * attn_mask, float dropout_p, bool is_causal, *, float? scale, bool enable_gqa)} without
      * dropout and scale.
      *
      * @return a handle of the result; the caller deletes it
      */
     static long attention(
-            String operation, long query, long key, long value, boolean causal, boolean grouped) {
+            String operation,
+            long query,
+            long key,
+            long value,
+            Optional<NDArray> mask,
+            boolean causal,
+            boolean grouped) {
         Scratch scratch = Scratch.get();
-        long noMask = 0;
+        long maskOrNone = mask.isPresent() ? optional(operation, mask.get(), "the mask") : 0;
         long noDropout = Double.doubleToRawLongBits(0);
         long noScale = 0;
-        long[] others = {noMask, noDropout, causal ? 1 : 0, noScale, grouped ? 1 : 0};
+        long[] others = {maskOrNone, noDropout, causal ? 1 : 0, noScale, grouped ? 1 : 0};
         for (int i = 0; i < others.length; i++) {
             scratch.putLong(3 + i, others[i]);
         }
@@ -78,8 +85,8 @@ final class TorchDispatcher {
      * Tensor? seqused_k, Tensor? alibi_slopes) -> (Tensor output, Tensor softmax_logsumexp, Tensor
      * rng_state, Tensor unused, Tensor debug_attn_mask)}.
      *
-     * <p>The attention is causal, without dropout, mask and scale. Does not use {@code
-     * _scaled_dot_product_flash_attention}: libtorch 2.11 mixes up the types of its results.
+     * <p>Without dropout, mask and scale. Does not use {@code _scaled_dot_product_flash_attention}:
+     * libtorch 2.11 mixes up the types of its results.
      *
      * @param query of shape (1, queries, heads, size); (queries, heads, size) of several sequences
      * @param window the number of keys that a query attends to; 0 for all
@@ -91,15 +98,24 @@ final class TorchDispatcher {
             long key,
             long value,
             PackedSequences packed,
+            boolean causal,
             long window) {
         Scratch scratch = Scratch.get();
         long noDropout = Double.doubleToRawLongBits(0);
         boolean several = packed.count() > 1;
-        long queryEnds = several ? optional(operation, packed.queryEnds) : 0;
-        long keyEnds = several ? optional(operation, packed.keyEnds) : 0;
+        long queryEnds = several ? optional(operation, packed.queryEnds, "the lengths") : 0;
+        long keyEnds = several ? optional(operation, packed.keyEnds, "the lengths") : 0;
         long before = window == 0 ? 0 : optional(window - 1L);
         long[] others = {
-            queryEnds, keyEnds, packed.maxQueries, packed.maxKeys, noDropout, 1, 0, 0, before
+            queryEnds,
+            keyEnds,
+            packed.maxQueries,
+            packed.maxKeys,
+            noDropout,
+            causal ? 1 : 0,
+            0,
+            0,
+            before
         };
         for (int i = 3; i < Scratch.SLOTS; i++) {
             // The remaining arguments are optional, and 0 means none.
@@ -120,9 +136,9 @@ final class TorchDispatcher {
     }
 
     /** Returns an optional argument with a new handle of a tensor. */
-    private static long optional(String operation, NDArray array) {
+    private static long optional(String operation, NDArray array, String name) {
         Scratch scratch = Scratch.get();
-        long tensor = TorchChecks.tensor(array, "the lengths");
+        long tensor = TorchChecks.tensor(array, name);
         AotiTorch.check(AotiTensor.djlx_new_handle(tensor, scratch.slot(0)), operation);
         return optional(scratch.getLong(0));
     }

@@ -112,14 +112,24 @@ class TorchCudaTest {
         };
         for (int[][] each : lengths) {
             for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
-                checkAttentionOfLast(each[0], each[1], 0, type);
-                checkAttentionOfLast(each[0], each[1], 20, type);
+                checkPackedAttention(each[0], each[1], true, 0, type);
+                checkPackedAttention(each[0], each[1], true, 20, type);
+            }
+        }
+    }
+
+    @Test
+    void attentionWithinSeesTheWholeSequence() {
+        for (int[] each : new int[][] {{1}, {70}, {70, 5, 1, 130}, {300, 300}}) {
+            for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
+                checkPackedAttention(each, each, false, 0, type);
             }
         }
     }
 
     /** Against float64, with 2 heads of queries for each of 3 of keys. */
-    private void checkAttentionOfLast(int[] queries, int[] keys, int window, ScalarType type) {
+    private void checkPackedAttention(
+            int[] queries, int[] keys, boolean causal, int window, ScalarType type) {
         int size = 32;
         int allQueries = Arrays.stream(queries).sum();
         int allKeys = Arrays.stream(keys).sum();
@@ -127,7 +137,10 @@ class TorchCudaTest {
         NDArray key = random(2, new Shape(1, allKeys, 3, size), type).transpose(0, 2, 1, 3);
         NDArray value = random(3, new Shape(1, 3, allKeys, size), type);
         PackedSequences packed = new PackedSequences(manager, queries, keys);
-        NDArray output = Torch.attentionOfLast(query, key, value, packed, window);
+        NDArray output =
+                causal
+                        ? Torch.attentionOfLast(query, key, value, packed, window)
+                        : Torch.attentionWithin(query, key, value, packed);
         assertEquals(query.getShape(), output.getShape());
         float[] q = values(query);
         float[] k = values(key);
@@ -142,7 +155,7 @@ class TorchCudaTest {
                     int row = (firstQuery + i) * size;
                     double[] sums = new double[size];
                     double all = 0;
-                    int last = keys[of] - queries[of] + i;
+                    int last = causal ? keys[of] - queries[of] + i : keys[of] - 1;
                     for (int j = window == 0 ? 0 : Math.max(0, last - window + 1); j <= last; j++) {
                         int other = (firstKey + j) * size;
                         double score = 0;

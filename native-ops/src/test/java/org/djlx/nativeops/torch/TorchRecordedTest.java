@@ -276,6 +276,48 @@ class TorchRecordedTest {
         assertEquals(7, packed.maxKeys);
     }
 
+    @Test
+    void aMaskHidesKeys() {
+        NDArray query = random(new Shape(2, 3, 5, 8), ScalarType.FLOAT32);
+        NDArray keys = random(new Shape(2, 3, 7, 8), ScalarType.FLOAT32);
+        NDArray values = random(new Shape(2, 3, 7, 8), ScalarType.FLOAT32);
+        float[] hidden = new float[2 * 7];
+        hidden[5] = Float.NEGATIVE_INFINITY;
+        hidden[6] = Float.NEGATIVE_INFINITY;
+        NDArray mask = manager.create(hidden, new Shape(2, 1, 1, 7));
+        double[] actual = doubles(Torch.attention(query, keys, values, mask));
+        for (int i = 0; i < 2; i++) {
+            int seen = i == 0 ? 5 : 7;
+            NDArray alone =
+                    Torch.attention(
+                            Torch.narrow(query, 0, i, 1),
+                            Torch.narrow(Torch.narrow(keys, 0, i, 1), 2, 0, seen),
+                            Torch.narrow(Torch.narrow(values, 0, i, 1), 2, 0, seen),
+                            false);
+            double[] expected = doubles(alone);
+            for (int e = 0; e < expected.length; e++) {
+                assertEquals(expected[e], actual[i * expected.length + e], 1e-6);
+            }
+        }
+    }
+
+    @Test
+    void aMaskOfAnotherShapeOrTypeIsRefused() {
+        NDArray query = random(new Shape(2, 3, 5, 8), ScalarType.FLOAT32);
+        List<NDArray> masks =
+                List.of(
+                        manager.zeros(new Shape(2, 1, 1, 6)),
+                        manager.zeros(new Shape(5)),
+                        random(new Shape(1, 1, 5, 5), ScalarType.FLOAT64));
+        for (NDArray mask : masks) {
+            IllegalArgumentException e =
+                    assertThrows(
+                            IllegalArgumentException.class,
+                            () -> Torch.attention(query, query, query, mask));
+            assertTrue(e.getMessage().contains("[2, 3, 5, 5]"), e.getMessage());
+        }
+    }
+
     private void assertRefusedOfLast(String what, NDArray query, NDArray key) {
         PackedSequences packed = new PackedSequences(manager, new int[] {1, 2}, new int[] {1, 2});
         IllegalArgumentException e =

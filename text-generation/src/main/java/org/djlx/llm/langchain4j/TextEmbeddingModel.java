@@ -53,11 +53,8 @@ public final class TextEmbeddingModel implements EmbeddingModel, AutoCloseable {
                         ? null
                         : request.inputType().name().toLowerCase(Locale.ROOT);
         boolean isKnown = prompt != null && model.config().prompts().containsKey(prompt);
-        List<int[]> tokens =
-                request.inputs().stream()
-                        .map(EmbeddingInput::text)
-                        .map(text -> model.encode(text, isKnown ? prompt : null))
-                        .toList();
+        List<String> texts = request.inputs().stream().map(EmbeddingInput::text).toList();
+        List<int[]> tokens = model.encode(texts, isKnown ? prompt : null);
         int dimensions = request.dimensions() == null ? dimension() : request.dimensions();
         Embeddings result = model.embedTokens(tokens, dimensions);
         return EmbeddingResponse.builder()

@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.function.UnaryOperator;
 import org.djlx.llm.model.EncoderConfig;
 import org.djlx.nativeops.torch.Torch;
 
@@ -68,19 +69,20 @@ final class BertEncoder extends PackedEncoder {
         NDArray embedded =
                 rows(manager, words, tokens(sequences))
                         .addi(rows(manager, positions, positions(sequences, firstPosition)));
+        UnaryOperator<NDArray> attention = attention(manager, groups);
         NDArray x = norm.apply(embedded);
         for (Layer layer : layers) {
             try (NDManager activations = manager.newSubManager()) {
                 x.attach(activations);
-                x = compute(layer, x, groups);
+                x = compute(layer, x, attention);
                 x.attach(manager);
             }
         }
         return x;
     }
 
-    private NDArray compute(Layer layer, NDArray x, List<Group> groups) {
-        NDArray attended = attend(layer.queriesKeysValues.apply(x), groups);
+    private static NDArray compute(Layer layer, NDArray x, UnaryOperator<NDArray> attention) {
+        NDArray attended = attention.apply(layer.queriesKeysValues.apply(x));
         NDArray middle = layer.attentionOut.addTo(x, attended);
         return layer.mlp.addTo(middle, middle);
     }

@@ -90,6 +90,8 @@ final class ModernBertEncoder extends PackedEncoder {
         Map<Rope, RotaryTables.Tables> here = new HashMap<>();
         tables.forEach((rope, all) -> here.put(rope, all.at(manager, positions)));
         Map<Block, NDArray> masks = new HashMap<>(); // all layers with a reach have the same
+        UnaryOperator<NDArray> attention = attention(manager, groups);
+        long longest = groups.get(groups.size() - 1).length();
         NDArray x = norm.apply(rows(manager, words, tokens(sequences)));
         for (int i = 0; i < layers.size(); i++) {
             Layer layer = layers.get(i);
@@ -97,11 +99,14 @@ final class ModernBertEncoder extends PackedEncoder {
             try (NDManager activations = manager.newSubManager()) {
                 x.attach(activations);
                 NDArray heads = layer.queriesKeysValues.apply(layer.attentionNorm.apply(x));
+                NDArray rotated = rotate(heads, here.get(of.rope()));
                 NDArray attended =
-                        attend(
-                                rotate(heads, here.get(of.rope())),
-                                groups,
-                                (q, k, v) -> attend(q, k, v, of.reach(), manager, masks));
+                        of.reach() == 0 || longest <= of.reach() + 1
+                                ? attention.apply(rotated)
+                                : attend(
+                                        rotated,
+                                        groups,
+                                        (q, k, v) -> attend(q, k, v, of.reach(), manager, masks));
                 NDArray middle = layer.attentionOut.addTo(x, attended);
                 NDArray inner = gated(layer.upGate.apply(layer.norm.apply(middle)));
                 x = layer.down.addTo(middle, inner);
@@ -135,7 +140,7 @@ final class ModernBertEncoder extends PackedEncoder {
             NDManager manager,
             Map<Block, NDArray> masks) {
         long length = queries.getShape().get(2);
-        if (reach == 0 || length <= reach + 1) {
+        if (length <= reach + 1) {
             return Torch.attention(queries, keys, values, false);
         }
         float scale = (float) (1 / Math.sqrt(queries.getShape().get(3)));

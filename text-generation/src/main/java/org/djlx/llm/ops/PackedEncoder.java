@@ -7,16 +7,16 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
-import ai.djl.ndarray.types.SparseFormat;
-import ai.djl.nn.core.Embedding;
 import ai.djl.pytorch.jni.JniUtils;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Optional;
-import java.util.stream.LongStream;
+import java.util.function.UnaryOperator;
 import org.djlx.llm.model.EncoderConfig;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.BlockMath;
+import org.djlx.nativeops.torch.PackedSequences;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -60,7 +60,7 @@ abstract class PackedEncoder extends SequenceEncoder {
     /** Returns rows of a table of embeddings. */
     static NDArray rows(NDManager manager, NDArray table, long[] indices) {
         try (NDArray index = manager.create(indices)) {
-            return Embedding.embedding(index, table, SparseFormat.DENSE).singletonOrThrow();
+            return rows(table, index);
         }
     }
 
@@ -89,32 +89,58 @@ abstract class PackedEncoder extends SequenceEncoder {
         NDArray apply(NDArray queries, NDArray keys, NDArray values);
     }
 
-    /** Computes attention of all tokens of a sequence to each other. */
-    final NDArray attend(NDArray queriesKeysValues, List<Group> groups) {
-        NDArray heads = queriesKeysValues.reshape(-1, 3, sizes.heads(), sizes.headSize());
-        if (device().isGpu()
-                || Torch.scalarType(heads) != ScalarType.FLOAT32
-                || !NativeLibrary.CPU_KERNELS.isAvailable()) {
-            return attend(heads, groups, (q, k, v) -> Torch.attention(q, k, v, false));
+    /**
+     * Returns the attention of all tokens of a sequence to each other, for all layers of a batch:
+     * from queries, keys and values of shape (tokens, 3 * hidden size) to (tokens, hidden size).
+     */
+    final UnaryOperator<NDArray> attention(NDManager manager, List<Group> groups) {
+        UnaryOperator<NDArray> ofHeads = attentionOfHeads(manager, groups);
+        return x -> ofHeads.apply(x.reshape(-1, 3, sizes.heads(), sizes.headSize()));
+    }
+
+    private UnaryOperator<NDArray> attentionOfHeads(NDManager manager, List<Group> groups) {
+        boolean isFloat32 = sizes.type() == ScalarType.FLOAT32;
+        if (device().isGpu() && !isFloat32 && sizes.headSize() % 8 == 0) {
+            int[] lengths =
+                    groups.stream()
+                            .flatMapToInt(of -> of.starts().mapToInt(i -> (int) of.length()))
+                            .toArray();
+            PackedSequences packed = new PackedSequences(manager, lengths, lengths);
+            return x -> attendPacked(x, packed);
         }
-        long tokens = heads.getShape().get(0);
-        NDManager manager = heads.getManager();
-        long[] starts =
-                LongStream.concat(
-                                groups.stream().flatMapToLong(Group::starts), LongStream.of(tokens))
-                        .toArray();
-        NDArray out = Torch.empty(manager, new Shape(tokens, sizes.hidden()), ScalarType.FLOAT32);
-        try (NDArray array = manager.create(starts)) {
-            CpuKernels.djlx_cpu_encoder_attention(
-                    JniUtils.getNumThreads(),
-                    starts.length - 1,
-                    sizes.heads(),
-                    sizes.headSize(),
-                    Torch.dataPointer(array),
-                    (float) (1 / Math.sqrt(sizes.headSize())),
-                    Torch.dataPointer(heads),
-                    Torch.dataPointer(out));
+        if (device().isGpu() && groups.size() > 1) {
+            return new PaddedSequences(manager, sizes.type(), groups)::attend;
         }
+        if (device().isGpu() || !isFloat32 || !NativeLibrary.CPU_KERNELS.isAvailable()) {
+            return x -> attend(x, groups, (q, k, v) -> Torch.attention(q, k, v, false));
+        }
+        long[] starts = groups.stream().flatMapToLong(Group::starts).toArray();
+        Group last = groups.get(groups.size() - 1);
+        long[] bounds = Arrays.copyOf(starts, starts.length + 1);
+        bounds[starts.length] = last.first() + last.tokens();
+        NDArray array = manager.create(bounds);
+        return x -> attendByKernel(x, array);
+    }
+
+    private static NDArray attendPacked(NDArray heads, PackedSequences packed) {
+        NDList parts = heads.transpose(1, 2, 0, 3).split(3, 0); // each (1, heads, tokens, size)
+        return Torch.attentionWithin(parts.get(0), parts.get(1), parts.get(2), packed)
+                .transpose(0, 2, 1, 3)
+                .reshape(heads.getShape().get(0), -1);
+    }
+
+    private NDArray attendByKernel(NDArray heads, NDArray bounds) {
+        Shape shape = new Shape(heads.getShape().get(0), sizes.hidden());
+        NDArray out = Torch.empty(heads.getManager(), shape, ScalarType.FLOAT32);
+        CpuKernels.djlx_cpu_encoder_attention(
+                JniUtils.getNumThreads(),
+                bounds.size() - 1,
+                sizes.heads(),
+                sizes.headSize(),
+                Torch.dataPointer(bounds),
+                (float) (1 / Math.sqrt(sizes.headSize())),
+                Torch.dataPointer(heads),
+                Torch.dataPointer(out));
         return out;
     }
 

@@ -3,16 +3,16 @@ package org.djlx.llm.ops;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
-import ai.djl.ndarray.NDArrays;
-import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.DataType;
-import ai.djl.ndarray.types.Shape;
+import ai.djl.ndarray.types.SparseFormat;
+import ai.djl.nn.core.Embedding;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.function.ToLongFunction;
 import java.util.stream.LongStream;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.model.EmbeddingConfig.Pooling;
@@ -65,15 +65,8 @@ public abstract class SequenceEncoder implements AutoCloseable {
     public float[][] encode(List<int[]> sequences, Pooling pooling) {
         List<Group> groups = groups(sequences);
         try (NDManager manager = NDManager.newBaseManager(device())) {
-            NDArray hidden = encode(manager, sequences, groups);
-            NDList pooled = new NDList();
-            for (Group group : groups) {
-                NDArray rows = Torch.narrow(hidden, 0, group.first, group.tokens());
-                Shape shape = new Shape(group.sequences, group.length, hiddenSize());
-                pooled.add(pool(Torch.cast(rows, ScalarType.FLOAT32).reshape(shape), pooling));
-            }
-            NDArray all = pooled.size() == 1 ? pooled.get(0) : NDArrays.concat(pooled, 0);
-            float[] values = all.toFloatArray();
+            NDArray hidden = Torch.cast(encode(manager, sequences, groups), ScalarType.FLOAT32);
+            float[] values = pool(manager, hidden, groups, pooling).toFloatArray();
             float[][] vectors = new float[sequences.size()][hiddenSize()];
             for (int i = 0; i < vectors.length; i++) {
                 System.arraycopy(values, i * hiddenSize(), vectors[i], 0, hiddenSize());
@@ -98,21 +91,28 @@ public abstract class SequenceEncoder implements AutoCloseable {
         return groups;
     }
 
-    /** Reduces (sequences, tokens, size) to (sequences, size). */
-    private static NDArray pool(NDArray x, Pooling pooling) {
-        long tokens = x.getShape().get(1);
-        int[] axis = {1};
+    /** Reduces (tokens, size) to (sequences, size). */
+    private static NDArray pool(
+            NDManager manager, NDArray hidden, List<Group> groups, Pooling pooling) {
         return switch (pooling) {
-            case CLS -> x.get(":, 0");
-            case LAST_TOKEN -> x.get(":, -1");
-            case MAX -> x.max(axis);
-            case MEAN -> x.mean(axis);
-            case MEAN_SQRT -> x.sum(axis).div((float) Math.sqrt(tokens));
-            case WEIGHTED_MEAN -> {
-                NDArray weights = x.getManager().arange(1f, tokens + 1).reshape(1, tokens, 1);
-                yield x.mul(weights).sum(axis).div((float) (tokens * (tokens + 1.0) / 2));
-            }
+            case CLS -> rows(hidden, manager.create(starts(groups, each -> 0)));
+            case LAST_TOKEN ->
+                    rows(hidden, manager.create(starts(groups, each -> each.length() - 1)));
+            case MAX, MEAN, MEAN_SQRT, WEIGHTED_MEAN ->
+                    new PaddedSequences(manager, ScalarType.FLOAT32, groups).pool(hidden, pooling);
         };
+    }
+
+    /** Returns an index of each sequence, counted from its first token. */
+    private static long[] starts(List<Group> groups, ToLongFunction<Group> index) {
+        return groups.stream()
+                .flatMapToLong(group -> group.starts().map(i -> i + index.applyAsLong(group)))
+                .toArray();
+    }
+
+    /** Returns rows of a matrix, such as a table of embeddings. */
+    static NDArray rows(NDArray matrix, NDArray indices) {
+        return Embedding.embedding(indices, matrix, SparseFormat.DENSE).singletonOrThrow();
     }
 
     @Override

@@ -22,6 +22,7 @@
  * ModernBertEncoder ModernBERT
  * Operand          the input of a projection, in the model's type or in e4m3
  * PackedEncoder    base class of encoders: attention in both directions
+ * PaddedSequences  sequences of different lengths, padded in few arrays
  * QuantizeKernels  conversions of 16-bit rows to 8 and 4 bits
  * QuantizedMatrix  weights of a projection in 8 or 4 bits
  * RankModel        configuration, group, weights, cache and rotary tables of a rank

@@ -6,7 +6,9 @@ import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.function.LongConsumer;
@@ -93,11 +95,8 @@ public final class EmbeddingApi {
             throw json.wrong("prompt_name", "one of " + model.config().prompts().keySet());
         }
         JsonOptions inputs = json.prompts(input, MAX_TEXTS);
-        List<int[]> texts = new ArrayList<>();
         try {
-            for (String each : inputs.names()) {
-                texts.add(tokens(inputs, each, prompt));
-            }
+            List<int[]> texts = tokens(inputs, prompt);
             json.requireNoOthers();
             int vectorBytes = format.equals("base64") ? Float.BYTES * 4 / 3 + 1 : FLOAT_BYTES;
             reserve.accept(texts.size() * (dimensions * vectorBytes + ENTRY_BYTES));
@@ -113,16 +112,29 @@ public final class EmbeddingApi {
         }
     }
 
-    private int[] tokens(JsonOptions inputs, String name, String prompt) {
-        if (inputs.isArray(name)) {
-            int[] tokens = inputs.integers(name, Integer.MAX_VALUE);
-            if (tokens.length > 0) {
-                return tokens;
+    /** Returns the tokens of each input: those given, or those of a text. */
+    private List<int[]> tokens(JsonOptions inputs, String prompt) {
+        Map<String, int[]> tokens = new LinkedHashMap<>(); // by the input's name, in their order
+        List<String> names = new ArrayList<>();
+        List<String> texts = new ArrayList<>();
+        for (String name : inputs.names()) {
+            boolean isArray = inputs.isArray(name);
+            int[] given = isArray ? inputs.integers(name, Integer.MAX_VALUE) : new int[0];
+            String text = isArray ? "" : inputs.text(name, "");
+            if (given.length == 0 && text.isEmpty()) {
+                throw inputs.wrong(name, "a non-empty text or array of tokens");
             }
-        } else if (!inputs.text(name, "").isEmpty()) {
-            return model.encode(inputs.text(name, ""), prompt);
+            tokens.put(name, given);
+            if (!isArray) {
+                names.add(name);
+                texts.add(text);
+            }
         }
-        throw inputs.wrong(name, "a non-empty text or array of tokens");
+        List<int[]> encoded = model.encode(texts, prompt);
+        for (int i = 0; i < names.size(); i++) {
+            tokens.put(names.get(i), encoded.get(i));
+        }
+        return List.copyOf(tokens.values());
     }
 
     private static String answer(Embeddings result, String name, boolean base64) {

@@ -106,8 +106,7 @@ public final class SpringEmbeddingModel implements EmbeddingModel, AutoCloseable
         }
         boolean isSet = options != null && options.getDimensions() != null;
         int dimensions = isSet ? options.getDimensions() : dimensions();
-        List<int[]> tokens = texts.stream().map(text -> model.encode(text, prompt)).toList();
-        return model.embedTokens(tokens, dimensions);
+        return model.embedTokens(model.encode(texts, prompt), dimensions);
     }
 
     @Override

@@ -51,7 +51,7 @@ class EmbeddingEngineTest {
                 .flatMap(type -> Stream.of(1, 2).map(ranks -> Arguments.of(type, ranks)));
     }
 
-    private static List<int[]> texts(int... lengths) {
+    static List<int[]> texts(int... lengths) {
         Random random = new Random(lengths.length);
         return IntStream.of(lengths)
                 .mapToObj(length -> random.ints(length, 0, 58).toArray())
@@ -60,6 +60,15 @@ class EmbeddingEngineTest {
 
     private static void check(
             EmbeddingModel model, EncoderReference reference, List<int[]> texts, String pooling) {
+        check(model, reference, texts, pooling, TOLERANCE);
+    }
+
+    static void check(
+            EmbeddingModel model,
+            EncoderReference reference,
+            List<int[]> texts,
+            String pooling,
+            double tolerance) {
         Embeddings result = model.embedTokens(texts, model.dimensions());
         assertEquals(texts.stream().mapToInt(text -> text.length).sum(), result.tokens());
         assertEquals(texts.size(), result.vectors().size());
@@ -67,7 +76,7 @@ class EmbeddingEngineTest {
             double[] expected = reference.vector(texts.get(i), pooling, model.dimensions());
             float[] actual = result.vectors().get(i);
             for (int k = 0; k < expected.length; k++) {
-                assertEquals(expected[k], actual[k], TOLERANCE, "text " + i + ", element " + k);
+                assertEquals(expected[k], actual[k], tolerance, "text " + i + ", element " + k);
             }
         }
     }

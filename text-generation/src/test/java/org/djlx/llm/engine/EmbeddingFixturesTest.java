@@ -4,6 +4,7 @@ package org.djlx.llm.engine;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 
+import ai.djl.Device;
 import com.google.gson.Gson;
 import java.io.IOException;
 import java.nio.file.Files;
@@ -11,14 +12,15 @@ import java.nio.file.Path;
 import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.llm.EmbeddingModel;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.junit.jupiter.api.condition.EnabledIfSystemProperty;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 
 /**
- * Models have the tokens and vectors of sentence-transformers. The property {@code
- * embedding.fixtures} names a folder that {@code src/test/python/make_embedding_fixtures.py} has
- * written.
+ * Models have the tokens and vectors of sentence-transformers, on a GPU if there is one. The
+ * property {@code embedding.fixtures} names a folder that {@code
+ * src/test/python/make_embedding_fixtures.py} has written.
  */
 @EnabledIfSystemProperty(named = "embedding.fixtures", matches = ".+")
 class EmbeddingFixturesTest {
@@ -36,7 +38,9 @@ class EmbeddingFixturesTest {
     void equalsSentenceTransformers(Path folder) throws IOException {
         String json = Files.readString(folder.resolve("expected.json"));
         Expected expected = new Gson().fromJson(json, Expected.class);
-        try (EmbeddingModel model = EmbeddingModel.of(folder.toString())) {
+        List<Device> gpus = CudaDevice.count() > 0 ? List.of(Device.gpu(0)) : List.of();
+        try (EmbeddingModel model =
+                EmbeddingEngine.builder().setDirectory(folder).optDevices(gpus).build()) {
             float[][] actual = model.embed(expected.texts);
             assertEquals(expected.vectors.length, actual.length);
             for (int i = 0; i < actual.length; i++) {
