@@ -54,8 +54,8 @@ write("tokenizer.json", {
     "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
               "vocab": {token: i for i, token in enumerate(tokens)}}})
 write("modules.json", [
-    {"path": path, "type": "sentence_transformers.models." + kind}
-    for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))])
+    {"idx": i, "name": str(i), "path": path, "type": "sentence_transformers.models." + kind}
+    for i, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")))])
 write("1_Pooling/config.json", {"word_embedding_dimension": hidden, "pooling_mode_mean_tokens": True})
 
 traced = directory / "traced"

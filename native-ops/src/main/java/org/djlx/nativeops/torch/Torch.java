@@ -621,7 +621,7 @@ public final class Torch {
      */
     public static NDArray attentionOfLast(
             NDArray query, NDArray key, NDArray value, PackedSequences packed, int window) {
-        return flashAttention("attentionOfLast", query, key, value, packed, true, window);
+        return flashAttention("attentionOfLast", query, key, value, packed, window - 1, 0);
     }
 
     /**
@@ -630,10 +630,11 @@ public final class Torch {
      *
      * @param query of shape (1, heads, positions of all sequences, size), as key and value
      * @param packed how many positions belong to each sequence: as many queries as keys
+     * @param reach how far a position attends in each direction; -1 for all positions
      */
     public static NDArray attentionWithin(
-            NDArray query, NDArray key, NDArray value, PackedSequences packed) {
-        return flashAttention("attentionWithin", query, key, value, packed, false, 0);
+            NDArray query, NDArray key, NDArray value, PackedSequences packed, int reach) {
+        return flashAttention("attentionWithin", query, key, value, packed, reach, reach);
     }
 
     private static NDArray flashAttention(
@@ -642,8 +643,8 @@ public final class Torch {
             NDArray key,
             NDArray value,
             PackedSequences packed,
-            boolean causal,
-            int window) {
+            int before,
+            int after) {
         PtNDArray array = TorchChecks.array(query, "the query");
         long queries = TorchChecks.tensor(query, "the query");
         long keys = TorchChecks.tensor(key, "the key");
@@ -682,8 +683,8 @@ public final class Torch {
                             TorchChecks.tensor(k, "the key"),
                             TorchChecks.tensor(v, "the value"),
                             packed,
-                            causal,
-                            window);
+                            before,
+                            after);
             try (NDArray output = adopt(array.getManager(), result, null, null)) {
                 return several
                         ? output.transpose(1, 0, 2).expandDims(0)

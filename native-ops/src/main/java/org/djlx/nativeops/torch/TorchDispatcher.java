@@ -89,7 +89,8 @@ final class TorchDispatcher {
      * libtorch 2.11 mixes up the types of its results.
      *
      * @param query of shape (1, queries, heads, size); (queries, heads, size) of several sequences
-     * @param window the number of keys that a query attends to; 0 for all
+     * @param before the number of keys before its own that a query attends to; -1 for all
+     * @param after the same after its own; 0 if causal
      * @return a handle of the output; the caller deletes it
      */
     static long flashAttention(
@@ -98,14 +99,14 @@ final class TorchDispatcher {
             long key,
             long value,
             PackedSequences packed,
-            boolean causal,
-            long window) {
+            long before,
+            long after) {
         Scratch scratch = Scratch.get();
         long noDropout = Double.doubleToRawLongBits(0);
         boolean several = packed.count() > 1;
         long queryEnds = several ? optional(operation, packed.queryEnds, "the lengths") : 0;
         long keyEnds = several ? optional(operation, packed.keyEnds, "the lengths") : 0;
-        long before = window == 0 ? 0 : optional(window - 1L);
+        boolean causal = after == 0;
         long[] others = {
             queryEnds,
             keyEnds,
@@ -115,7 +116,8 @@ final class TorchDispatcher {
             causal ? 1 : 0,
             0,
             0,
-            before
+            before < 0 ? 0 : optional(before),
+            after <= 0 ? 0 : optional(after)
         };
         for (int i = 3; i < Scratch.SLOTS; i++) {
             // The remaining arguments are optional, and 0 means none.

@@ -112,24 +112,28 @@ class TorchCudaTest {
         };
         for (int[][] each : lengths) {
             for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
-                checkPackedAttention(each[0], each[1], true, 0, type);
-                checkPackedAttention(each[0], each[1], true, 20, type);
+                checkPackedAttention(each[0], each[1], -1, 0, type);
+                checkPackedAttention(each[0], each[1], 19, 0, type);
             }
         }
     }
 
     @Test
-    void attentionWithinSeesTheWholeSequence() {
+    void attentionWithinSeesBothDirections() {
         for (int[] each : new int[][] {{1}, {70}, {70, 5, 1, 130}, {300, 300}}) {
             for (ScalarType type : new ScalarType[] {ScalarType.FLOAT16, ScalarType.BFLOAT16}) {
-                checkPackedAttention(each, each, false, 0, type);
+                checkPackedAttention(each, each, -1, -1, type);
+                checkPackedAttention(each, each, 20, 20, type);
             }
         }
     }
 
-    /** Against float64, with 2 heads of queries for each of 3 of keys. */
+    /**
+     * Against float64, with 2 heads of queries for each of 3 of keys; {@code before} and {@code
+     * after} its own key, a query attends to so many others, -1 for all.
+     */
     private void checkPackedAttention(
-            int[] queries, int[] keys, boolean causal, int window, ScalarType type) {
+            int[] queries, int[] keys, int before, int after, ScalarType type) {
         int size = 32;
         int allQueries = Arrays.stream(queries).sum();
         int allKeys = Arrays.stream(keys).sum();
@@ -138,9 +142,9 @@ class TorchCudaTest {
         NDArray value = random(3, new Shape(1, 3, allKeys, size), type);
         PackedSequences packed = new PackedSequences(manager, queries, keys);
         NDArray output =
-                causal
-                        ? Torch.attentionOfLast(query, key, value, packed, window)
-                        : Torch.attentionWithin(query, key, value, packed);
+                after == 0
+                        ? Torch.attentionOfLast(query, key, value, packed, before + 1)
+                        : Torch.attentionWithin(query, key, value, packed, after);
         assertEquals(query.getShape(), output.getShape());
         float[] q = values(query);
         float[] k = values(key);
@@ -155,8 +159,10 @@ class TorchCudaTest {
                     int row = (firstQuery + i) * size;
                     double[] sums = new double[size];
                     double all = 0;
-                    int last = causal ? keys[of] - queries[of] + i : keys[of] - 1;
-                    for (int j = window == 0 ? 0 : Math.max(0, last - window + 1); j <= last; j++) {
+                    int own = keys[of] - queries[of] + i;
+                    int first = before < 0 ? 0 : Math.max(0, own - before);
+                    int last = after < 0 ? keys[of] - 1 : Math.min(keys[of] - 1, own + after);
+                    for (int j = first; j <= last; j++) {
                         int other = (firstKey + j) * size;
                         double score = 0;
                         for (int e = 0; e < size; e++) {
@@ -178,7 +184,8 @@ class TorchCudaTest {
         }
         float rounding = type == ScalarType.FLOAT16 ? 1f / (1 << 11) : 1f / (1 << 8);
         String text = Arrays.toString(queries) + " of " + Arrays.toString(keys);
-        assertArrayEquals(expected, actual, 2 * rounding, text + " window " + window + " " + type);
+        assertArrayEquals(
+                expected, actual, 2 * rounding, text + ", " + before + ", " + after + ", " + type);
     }
 
     private NDArray random(int seed, Shape shape, ScalarType type) {

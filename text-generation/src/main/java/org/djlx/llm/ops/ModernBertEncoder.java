@@ -89,9 +89,7 @@ final class ModernBertEncoder extends PackedEncoder {
         NDIndex positions = new NDIndex("{}", manager.create(positions(sequences, 0)));
         Map<Rope, RotaryTables.Tables> here = new HashMap<>();
         tables.forEach((rope, all) -> here.put(rope, all.at(manager, positions)));
-        Map<Block, NDArray> masks = new HashMap<>(); // all layers with a reach have the same
-        UnaryOperator<NDArray> attention = attention(manager, groups);
-        long longest = groups.get(groups.size() - 1).length();
+        Map<Integer, UnaryOperator<NDArray>> attentions = new HashMap<>(); // by their reach
         NDArray x = norm.apply(rows(manager, words, tokens(sequences)));
         for (int i = 0; i < layers.size(); i++) {
             Layer layer = layers.get(i);
@@ -99,14 +97,11 @@ final class ModernBertEncoder extends PackedEncoder {
             try (NDManager activations = manager.newSubManager()) {
                 x.attach(activations);
                 NDArray heads = layer.queriesKeysValues.apply(layer.attentionNorm.apply(x));
-                NDArray rotated = rotate(heads, here.get(of.rope()));
                 NDArray attended =
-                        of.reach() == 0 || longest <= of.reach() + 1
-                                ? attention.apply(rotated)
-                                : attend(
-                                        rotated,
-                                        groups,
-                                        (q, k, v) -> attend(q, k, v, of.reach(), manager, masks));
+                        attentions
+                                .computeIfAbsent(
+                                        of.reach(), reach -> attention(manager, groups, reach))
+                                .apply(rotate(heads, here.get(of.rope())));
                 NDArray middle = layer.attentionOut.addTo(x, attended);
                 NDArray inner = gated(layer.upGate.apply(layer.norm.apply(middle)));
                 x = layer.down.addTo(middle, inner);
@@ -114,6 +109,19 @@ final class ModernBertEncoder extends PackedEncoder {
             }
         }
         return lastNorm.apply(x);
+    }
+
+    /** Returns the attention of tokens to those in reach; 0 for all. */
+    private UnaryOperator<NDArray> attention(NDManager manager, List<Group> groups, int reach) {
+        long longest = groups.get(groups.size() - 1).length();
+        if (reach == 0 || longest <= reach + 1) {
+            return attention(manager, groups);
+        }
+        if (hasFlashAttention()) {
+            return flashAttention(manager, groups, reach);
+        }
+        Map<Block, NDArray> masks = new HashMap<>();
+        return x -> attend(x, groups, (q, k, v) -> attend(q, k, v, reach, manager, masks));
     }
 
     /** Rotates queries and keys; returns the shape (tokens, 3, heads, head size). */

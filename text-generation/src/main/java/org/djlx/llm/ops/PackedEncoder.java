@@ -100,13 +100,8 @@ abstract class PackedEncoder extends SequenceEncoder {
 
     private UnaryOperator<NDArray> attentionOfHeads(NDManager manager, List<Group> groups) {
         boolean isFloat32 = sizes.type() == ScalarType.FLOAT32;
-        if (device().isGpu() && !isFloat32 && sizes.headSize() % 8 == 0) {
-            int[] lengths =
-                    groups.stream()
-                            .flatMapToInt(of -> of.starts().mapToInt(i -> (int) of.length()))
-                            .toArray();
-            PackedSequences packed = new PackedSequences(manager, lengths, lengths);
-            return x -> attendPacked(x, packed);
+        if (hasFlashAttention()) {
+            return flashAttention(manager, groups, -1);
         }
         if (device().isGpu() && groups.size() > 1) {
             return new PaddedSequences(manager, sizes.type(), groups)::attend;
@@ -122,11 +117,30 @@ abstract class PackedEncoder extends SequenceEncoder {
         return x -> attendByKernel(x, array);
     }
 
-    private static NDArray attendPacked(NDArray heads, PackedSequences packed) {
-        NDList parts = heads.transpose(1, 2, 0, 3).split(3, 0); // each (1, heads, tokens, size)
-        return Torch.attentionWithin(parts.get(0), parts.get(1), parts.get(2), packed)
-                .transpose(0, 2, 1, 3)
-                .reshape(heads.getShape().get(0), -1);
+    /** Returns whether {@link #flashAttention} supports this device and type. */
+    final boolean hasFlashAttention() {
+        return device().isGpu()
+                && sizes.type() != ScalarType.FLOAT32
+                && sizes.headSize() % 8 == 0
+                && sizes.headSize() <= 256;
+    }
+
+    /**
+     * Returns the attention of tokens to those {@code reach} before and after them, -1 for all, of
+     * a batch: from the shape (tokens, 3, heads, head size) to (tokens, hidden size).
+     */
+    static UnaryOperator<NDArray> flashAttention(NDManager manager, List<Group> groups, int reach) {
+        int[] lengths =
+                groups.stream()
+                        .flatMapToInt(of -> of.starts().mapToInt(i -> (int) of.length()))
+                        .toArray();
+        PackedSequences packed = new PackedSequences(manager, lengths, lengths);
+        return heads -> {
+            NDList parts = heads.transpose(1, 2, 0, 3).split(3, 0); // (1, heads, tokens, size)
+            return Torch.attentionWithin(parts.get(0), parts.get(1), parts.get(2), packed, reach)
+                    .transpose(0, 2, 1, 3)
+                    .reshape(heads.getShape().get(0), -1);
+        };
     }
 
     private NDArray attendByKernel(NDArray heads, NDArray bounds) {
