@@ -33,6 +33,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** Matmuls with LoRA adapters, in a CUDA graph, compared with loops in float64. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class LoraKernelsGpuTest {
 
