@@ -16,22 +16,27 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * Packed sequences of different lengths as few arrays, in which sequences of similar lengths are
- * padded to the longest of them, at most by about a quarter. So operators need not run once for
- * each length. Valid until its manager closes.
+ * Pads packed sequences of different lengths, so that operators need not run once for each length:
+ * sequences of similar lengths form a bucket, which is padded to its longest sequence and then to a
+ * multiple of {@value #STEP} tokens. The first step adds at most a quarter. Valid until its manager
+ * closes.
+ *
+ * <p>Padding repeats a token of its own sequence. So NaN in a sequence stays there: 0 times NaN is
+ * NaN.
  */
 final class PaddedSequences {
 
-    private static final double MOST = 1.25; // padded tokens to tokens
+    /** The most padded tokens of a bucket, by its tokens, before lengths become multiples. */
+    private static final double MOST = 1.25;
 
-    /** libtorch's kernel of attention reads masks whose rows are a multiple of this. */
+    /** The rows of a mask are multiples of this, or libtorch's attention kernel copies it. */
     private static final long STEP = 8;
 
     /**
      * Sequences that are padded to one length.
      *
-     * @param tokens the packed index of each token, of shape (sequences * length); padding has
-     *     index 0
+     * @param tokens the packed index of each token, of shape (sequences * length); padding has that
+     *     of its sequence's last token
      * @param mask 0 for tokens, -infinity for padding, of shape (sequences, 1, 1, length)
      */
     private record Bucket(List<SequenceEncoder.Group> groups, NDArray tokens, NDArray mask) {
@@ -47,7 +52,7 @@ final class PaddedSequences {
 
     private final NDManager manager;
     private final List<Bucket> buckets = new ArrayList<>();
-    private final NDArray places; // of each packed token, among those of all buckets
+    private final NDArray places; // the index of each packed token among those of all buckets
 
     /**
      * @param type the mask's type
@@ -86,15 +91,15 @@ final class PaddedSequences {
         int row = 0;
         for (SequenceEncoder.Group group : groups) {
             for (long first : group.starts().toArray()) {
-                for (int i = 0; i < group.length(); i++) {
-                    tokens[row * length + i] = first + i;
-                    mask[row * length + i] = 0;
+                for (int i = 0; i < length; i++) {
+                    tokens[row * length + i] = first + Math.min(i, group.length() - 1);
                 }
+                Arrays.fill(mask, row * length, row * length + (int) group.length(), 0);
                 row++;
             }
         }
-        try (NDArray whole = manager.create(mask, new Shape(sequences, 1, 1, length))) {
-            return new Bucket(groups, manager.create(tokens), Torch.cast(whole, type));
+        try (NDArray float32 = manager.create(mask, new Shape(sequences, 1, 1, length))) {
+            return new Bucket(groups, manager.create(tokens), Torch.cast(float32, type));
         }
     }
 
@@ -146,10 +151,14 @@ final class PaddedSequences {
                                     .transpose(0, 2, 1, 3)
                                     .reshape(-1, width);
                         });
-        return SequenceEncoder.rows(padded, places);
+        return rows(padded, places);
     }
 
-    /** Reduces the vectors of tokens, in float32, to one of each sequence, by a sum or maximum. */
+    /**
+     * Reduces the vectors of tokens, in float32, to one of each sequence.
+     *
+     * @param pooling a mean, the sum divided by the root of the length, or the maximum
+     */
     NDArray pool(NDArray vectors, Pooling pooling) {
         long size = vectors.getShape().get(1);
         return forEachBucket(
@@ -157,20 +166,19 @@ final class PaddedSequences {
                 (bucket, rows) -> {
                     NDArray padded = rows.reshape(bucket.sequences(), bucket.length(), size);
                     return pooling == Pooling.MAX
-                            ? padded.add(bucket.mask.reshape(-1, bucket.length(), 1))
-                                    .max(new int[] {1})
+                            ? padded.max(new int[] {1})
                             : weights(bucket, pooling).matMul(padded).reshape(-1, size);
                 });
     }
 
-    /** Returns the weight of each token in its sequence's vector. */
+    /** Returns the weight of each token in its sequence's vector; 0 for padding. */
     private NDArray weights(Bucket bucket, Pooling pooling) {
         int length = Math.toIntExact(bucket.length());
         float[] weights = new float[Math.toIntExact(bucket.tokens.size())];
         int row = 0;
         for (SequenceEncoder.Group group : bucket.groups) {
             double count = group.length();
-            double whole =
+            double divisor =
                     switch (pooling) {
                         case MEAN -> count;
                         case MEAN_SQRT -> Math.sqrt(count);
@@ -180,19 +188,26 @@ final class PaddedSequences {
             for (int i = 0; i < group.sequences(); i++, row++) {
                 for (int token = 0; token < count; token++) {
                     double share = pooling == Pooling.WEIGHTED_MEAN ? token + 1 : 1;
-                    weights[row * length + token] = (float) (share / whole);
+                    weights[row * length + token] = (float) (share / divisor);
                 }
             }
         }
         return manager.create(weights, new Shape(bucket.sequences(), 1, length));
     }
 
-    /** Applies a function to each bucket's rows, with those of padding; joins the results. */
+    /** Applies a function to the padded rows of each bucket, and concatenates the results. */
     private NDArray forEachBucket(NDArray packed, BiFunction<Bucket, NDArray, NDArray> function) {
         NDList results = new NDList();
         for (Bucket bucket : buckets) {
-            results.add(function.apply(bucket, SequenceEncoder.rows(packed, bucket.tokens)));
+            results.add(function.apply(bucket, rows(packed, bucket.tokens)));
         }
         return results.size() == 1 ? results.get(0) : NDArrays.concat(results, 0);
+    }
+
+    /** Returns rows of a layer's matrix, in its manager: the indices outlive the layer. */
+    private static NDArray rows(NDArray matrix, NDArray indices) {
+        NDArray rows = SequenceEncoder.rows(matrix, indices);
+        rows.attach(matrix.getManager());
+        return rows;
     }
 }

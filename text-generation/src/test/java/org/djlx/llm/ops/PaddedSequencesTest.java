@@ -2,8 +2,10 @@
 package org.djlx.llm.ops;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.ndarray.BaseNDManager;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
@@ -144,6 +146,38 @@ class PaddedSequencesTest {
             case WEIGHTED_MEAN -> weighted / (length * (length + 1) / 2.0);
             default -> throw new IllegalArgumentException(pooling + "");
         };
+    }
+
+    @Test
+    void nanStaysInItsSequence() {
+        float[] x = random(tokens(groups) * 3 * HEADS * SIZE);
+        Arrays.fill(x, 0, 3 * HEADS * SIZE, Float.NaN); // the first sequence has one token
+        NDArray array = manager.create(x, new Shape(tokens(groups), 3, HEADS, SIZE));
+        PaddedSequences padded = new PaddedSequences(manager, ScalarType.FLOAT32, groups);
+        assertOnlyFirstIsNan(padded.attend(array).toFloatArray(), HEADS * SIZE);
+        NDArray vectors = array.reshape(tokens(groups), -1);
+        for (Pooling pooling :
+                List.of(Pooling.MAX, Pooling.MEAN, Pooling.MEAN_SQRT, Pooling.WEIGHTED_MEAN)) {
+            assertOnlyFirstIsNan(padded.pool(vectors, pooling).toFloatArray(), 3 * HEADS * SIZE);
+        }
+    }
+
+    private static void assertOnlyFirstIsNan(float[] vectors, int size) {
+        for (int i = 0; i < vectors.length; i++) {
+            assertEquals(i < size, Float.isNaN(vectors[i]), "element " + i);
+        }
+    }
+
+    /** The arrays of each layer are freed with the layer. */
+    @Test
+    void resultsBelongToTheManagerOfTheirInput() {
+        PaddedSequences padded = new PaddedSequences(manager, ScalarType.FLOAT32, groups);
+        int before = ((BaseNDManager) manager).getManagedArrays().size();
+        try (NDManager layer = manager.newSubManager()) {
+            NDArray x = layer.ones(new Shape(tokens(groups), 3, HEADS, SIZE));
+            assertSame(layer, padded.attend(x).getManager());
+        }
+        assertEquals(before, ((BaseNDManager) manager).getManagedArrays().size());
     }
 
     /** One long text beside many short ones: padded to the longest, they would take 512 times. */
