@@ -58,9 +58,9 @@ public abstract class SequenceEncoder implements AutoCloseable {
     /**
      * Computes one vector of each sequence.
      *
-     * @param sequences the tokens of each, one or more; sorted by length, so that those of the same
-     *     length are computed at once
+     * @param sequences the tokens of each, one or more; shorter sequences first
      * @return the vectors, not normalised, in float32
+     * @throws IllegalArgumentException if a sequence has no tokens, or fewer than the one before
      */
     public float[][] encode(List<int[]> sequences, Pooling pooling) {
         List<Group> groups = groups(sequences);
@@ -80,6 +80,14 @@ public abstract class SequenceEncoder implements AutoCloseable {
         long first = 0;
         for (int i = 0; i < sequences.size(); ) {
             int length = sequences.get(i).length;
+            int least = i == 0 ? 1 : sequences.get(i - 1).length;
+            if (length < least) {
+                throw new IllegalArgumentException(
+                        String.format(
+                                "sequence %d has %d tokens, but requires %d or more: sort sequences"
+                                        + " by length",
+                                i, length, least));
+            }
             int begin = i;
             while (i < sequences.size() && sequences.get(i).length == length) {
                 i++;
@@ -91,26 +99,26 @@ public abstract class SequenceEncoder implements AutoCloseable {
         return groups;
     }
 
-    /** Reduces (tokens, size) to (sequences, size). */
+    /** Reduces the vectors of tokens, of shape (tokens, size), to the shape (sequences, size). */
     private static NDArray pool(
             NDManager manager, NDArray hidden, List<Group> groups, Pooling pooling) {
         return switch (pooling) {
-            case CLS -> rows(hidden, manager.create(starts(groups, each -> 0)));
+            case CLS -> rows(hidden, manager.create(indices(groups, each -> 0)));
             case LAST_TOKEN ->
-                    rows(hidden, manager.create(starts(groups, each -> each.length() - 1)));
+                    rows(hidden, manager.create(indices(groups, each -> each.length() - 1)));
             case MAX, MEAN, MEAN_SQRT, WEIGHTED_MEAN ->
                     new PaddedSequences(manager, ScalarType.FLOAT32, groups).pool(hidden, pooling);
         };
     }
 
-    /** Returns an index of each sequence, counted from its first token. */
-    private static long[] starts(List<Group> groups, ToLongFunction<Group> index) {
+    /** Returns the packed index of one token of each sequence, by its index in the sequence. */
+    private static long[] indices(List<Group> groups, ToLongFunction<Group> inSequence) {
         return groups.stream()
-                .flatMapToLong(group -> group.starts().map(i -> i + index.applyAsLong(group)))
+                .flatMapToLong(group -> group.starts().map(i -> i + inSequence.applyAsLong(group)))
                 .toArray();
     }
 
-    /** Returns rows of a matrix, such as a table of embeddings. */
+    /** Returns rows of a matrix, such as a table of embeddings, in the indices' manager. */
     static NDArray rows(NDArray matrix, NDArray indices) {
         return Embedding.embedding(indices, matrix, SparseFormat.DENSE).singletonOrThrow();
     }

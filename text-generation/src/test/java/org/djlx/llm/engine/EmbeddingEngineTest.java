@@ -6,6 +6,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import ai.djl.Device;
 import com.google.gson.Gson;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -20,13 +21,16 @@ import java.util.Map;
 import java.util.Random;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.EmbeddingModel;
 import org.djlx.llm.Embeddings;
 import org.djlx.llm.files.FakeHub;
+import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.files.ModelHub;
 import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.model.EncoderFiles;
 import org.djlx.llm.model.EncoderReference;
+import org.djlx.llm.ops.SequenceEncoder;
 import org.djlx.llm.text.ContextLengthException;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CpuKernels;
@@ -190,6 +194,15 @@ class EmbeddingEngineTest {
                     ContextLengthException.class,
                     () -> model.embedTokens(List.of(new int[7]), model.dimensions()));
         }
+        try (EmbeddingModel model = load()) {
+            List<String> texts = new ArrayList<>(Collections.nCopies(200, "a"));
+            Collections.fill(texts.subList(100, 200), text + " " + text);
+            texts.set(99, text);
+            Exception first = assertThrows(Exception.class, () -> model.encode(text, null));
+            Exception e =
+                    assertThrows(ContextLengthException.class, () -> model.encode(texts, null));
+            assertEquals(first.getMessage(), e.getMessage());
+        }
         try (EmbeddingModel model =
                 EmbeddingEngine.builder().setDirectory(directory).optTruncation(true).build()) {
             assertArrayEquals(model.encode("a b c d", null), model.encode(text, null));
@@ -224,6 +237,22 @@ class EmbeddingEngineTest {
                 assertThrows(
                         IllegalArgumentException.class,
                         () -> model.embedTokens(List.of(tokens), model.dimensions()));
+            }
+        }
+    }
+
+    @Test
+    void anEncoderRefusesSequencesThatAreNotSorted() throws IOException {
+        EncoderFiles.write(directory, "bert", "", "mean_tokens");
+        try (TensorFiles files = GgufDirectory.openWeights(directory);
+                SequenceEncoder encoder =
+                        SequenceEncoder.load(directory, files, Device.cpu(), null)) {
+            for (List<int[]> each : List.of(texts(5, 3), texts(0, 3))) {
+                Exception e =
+                        assertThrows(
+                                IllegalArgumentException.class,
+                                () -> encoder.encode(each, EmbeddingConfig.Pooling.MEAN));
+                assertTrue(e.getMessage().contains("sort sequences"), e.getMessage());
             }
         }
     }
