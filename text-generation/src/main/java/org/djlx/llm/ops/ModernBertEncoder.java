@@ -117,7 +117,7 @@ final class ModernBertEncoder extends PackedEncoder {
         if (reach == 0 || longest <= reach + 1) {
             return attention(manager, groups);
         }
-        if (hasFlashAttention()) {
+        if (hasFlashAttention) {
             return flashAttention(manager, groups, reach);
         }
         Map<Block, NDArray> masks = new HashMap<>();

@@ -14,22 +14,44 @@ import java.util.Optional;
 import java.util.function.UnaryOperator;
 import org.djlx.llm.model.EncoderConfig;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaAttribute;
+import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.host.CpuKernels;
 import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.PackedSequences;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
-/** What encoders share: they attend in both directions. */
+/** Base class of encoders: attention in both directions, by the fastest path of the device. */
 abstract class PackedEncoder extends SequenceEncoder {
 
     final EncoderConfig.Sizes sizes;
     private final EncoderWeights weights; // owns the memory
+    final boolean hasFlashAttention; // whether flashAttention() supports the device and type
 
     /** Takes ownership of the weights. */
     PackedEncoder(EncoderConfig.Sizes sizes, EncoderWeights weights) {
         this.sizes = sizes;
         this.weights = weights;
+        hasFlashAttention =
+                device().isGpu()
+                        && sizes.type() != ScalarType.FLOAT32
+                        && sizes.headSize() % 8 == 0
+                        && sizes.headSize() <= 256
+                        && isAmpereOrLater(device());
+    }
+
+    /**
+     * Returns whether a GPU has compute capability 8.0, as FlashAttention needs; true if it is
+     * unknown: on newer GPUs libtorch may choose cuDNN's kernel for other attention.
+     */
+    private static boolean isAmpereOrLater(Device gpu) {
+        if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
+            return true;
+        }
+        try (CudaDevice device = CudaDevice.open(gpu)) {
+            return device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8;
+        }
     }
 
     @Override
@@ -100,7 +122,7 @@ abstract class PackedEncoder extends SequenceEncoder {
 
     private UnaryOperator<NDArray> attentionOfHeads(NDManager manager, List<Group> groups) {
         boolean isFloat32 = sizes.type() == ScalarType.FLOAT32;
-        if (hasFlashAttention()) {
+        if (hasFlashAttention) {
             return flashAttention(manager, groups, -1);
         }
         if (device().isGpu() && groups.size() > 1) {
@@ -117,17 +139,9 @@ abstract class PackedEncoder extends SequenceEncoder {
         return x -> attendByKernel(x, array);
     }
 
-    /** Returns whether {@link #flashAttention} supports this device and type. */
-    final boolean hasFlashAttention() {
-        return device().isGpu()
-                && sizes.type() != ScalarType.FLOAT32
-                && sizes.headSize() % 8 == 0
-                && sizes.headSize() <= 256;
-    }
-
     /**
-     * Returns the attention of tokens to those {@code reach} before and after them, -1 for all, of
-     * a batch: from the shape (tokens, 3, heads, head size) to (tokens, hidden size).
+     * Returns the attention of tokens to those at most {@code reach} before or after them in their
+     * sequence, -1 for all: from the shape (tokens, 3, heads, head size) to (tokens, hidden size).
      */
     static UnaryOperator<NDArray> flashAttention(NDManager manager, List<Group> groups, int reach) {
         int[] lengths =
