@@ -4,6 +4,7 @@ package org.djlx.llm;
 import java.io.IOException;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.Supplier;
 import org.djlx.llm.engine.EmbeddingEngine;
 import org.djlx.llm.model.EmbeddingConfig;
 import org.djlx.llm.text.ContextLengthException;
@@ -66,13 +67,27 @@ public interface EmbeddingModel extends AutoCloseable {
      */
     int[] encode(String text, String prompt);
 
-    /** As {@link #encode(String, String)}, for texts at the same time, by Java's common pool. */
+    /**
+     * Encodes each text as {@link #encode(String, String)}, with the threads of Java's common pool.
+     * Throws the exception of the first text that has one.
+     */
     default List<int[]> encode(List<String> texts, String prompt) {
+        List<Supplier<int[]>> tokens =
+                texts.parallelStream().map(text -> attempt(text, prompt)).toList();
+        return tokens.stream().map(Supplier::get).toList();
+    }
+
+    /**
+     * Keeps an exception for later: a stream of the pool would wrap it, and not wait for others.
+     */
+    private Supplier<int[]> attempt(String text, String prompt) {
         try {
-            return texts.parallelStream().map(text -> encode(text, prompt)).toList();
-        } catch (RuntimeException e) { // The pool may have wrapped it, and changed its message.
-            texts.forEach(text -> encode(text, prompt));
-            throw e;
+            int[] tokens = encode(text, prompt);
+            return () -> tokens;
+        } catch (RuntimeException e) {
+            return () -> {
+                throw e;
+            };
         }
     }
 

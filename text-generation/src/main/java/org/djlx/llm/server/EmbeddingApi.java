@@ -112,7 +112,7 @@ public final class EmbeddingApi {
         }
     }
 
-    /** Returns the tokens of each input: those given, or those of a text. */
+    /** Returns each input's tokens: an array of tokens as it is, and a text encoded. */
     private List<int[]> tokens(JsonOptions inputs, String prompt) {
         Map<String, int[]> tokens = new LinkedHashMap<>(); // by the input's name, in their order
         List<String> names = new ArrayList<>();

@@ -105,6 +105,10 @@ class EmbeddingServerTest {
         assertArrayEquals(expected[1], vector(answer, 1), 1e-6f);
         assertArrayEquals(expected[0], vector(embed("{'input': 'a b'}"), 0), 1e-6f);
         assertArrayEquals(expected[0], vector(embed("{'input': [0, 4, 6, 2]}"), 0), 1e-6f);
+        JsonObject mixed = embed("{'input': [[0, 4, 6, 2], 'zed', [2], 'a b']}");
+        assertArrayEquals(expected[0], vector(mixed, 0), 1e-6f);
+        assertArrayEquals(expected[1], vector(mixed, 1), 1e-6f);
+        assertArrayEquals(expected[0], vector(mixed, 3), 1e-6f);
         JsonObject arrays = embed("{'input': [[2], [0, 4, 6, 2]]}");
         assertArrayEquals(expected[0], vector(arrays, 1), 1e-6f);
     }
