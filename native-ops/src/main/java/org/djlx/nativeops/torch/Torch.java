@@ -562,13 +562,15 @@ public final class Torch {
     }
 
     /**
-     * As {@link #attention}, not causal, with a mask that is added to the scores, for example
-     * -infinity where a query must not attend to a key; each query needs a key.
+     * Computes {@link #attention} that is not causal, with a mask that is added to the scores
+     * before the softmax: for example -infinity where a query must not attend to a key. Each query
+     * needs a key that it may attend to.
      *
      * @param mask of the query's type, of a shape that broadcasts to (batch, heads, queries, keys).
-     *     On GPUs the number of keys should be a multiple of 8, or libtorch copies it
+     *     On GPUs, libtorch copies the mask unless the number of keys is a multiple of 8
      */
     public static NDArray attention(NDArray query, NDArray key, NDArray value, NDArray mask) {
+        TorchChecks.array(mask, "the mask");
         return attention(query, key, value, Optional.of(mask), false);
     }
 
@@ -625,12 +627,13 @@ public final class Torch {
     }
 
     /**
-     * Computes attention of all positions of each sequence to each other, by the kernel and with
-     * the requirements of {@link #attentionOfLast}.
+     * Computes attention between the positions of each sequence, in both directions. Uses the
+     * kernel of {@link #attentionOfLast}, whose requirements hold here, too.
      *
-     * @param query of shape (1, heads, positions of all sequences, size), as key and value
-     * @param packed how many positions belong to each sequence: as many queries as keys
-     * @param reach how far a position attends in each direction; -1 for all positions
+     * @param query of shape (1, query heads, positions of all sequences, size)
+     * @param packed the number of positions of each sequence, as queries and as keys
+     * @param reach a position attends to at most this many positions before it, to as many after
+     *     it, and to itself; -1 for all positions
      */
     public static NDArray attentionWithin(
             NDArray query, NDArray key, NDArray value, PackedSequences packed, int reach) {

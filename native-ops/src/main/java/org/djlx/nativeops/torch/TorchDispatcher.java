@@ -89,8 +89,8 @@ final class TorchDispatcher {
      * libtorch 2.11 mixes up the types of its results.
      *
      * @param query of shape (1, queries, heads, size); (queries, heads, size) of several sequences
-     * @param before the number of keys before its own that a query attends to; -1 for all
-     * @param after the same after its own; 0 if causal
+     * @param before how many keys before its own a query attends to; -1 for all
+     * @param after how many keys after its own a query attends to: -1 for all, 0 if causal
      * @return a handle of the output; the caller deletes it
      */
     static long flashAttention(
@@ -117,7 +117,7 @@ final class TorchDispatcher {
             0,
             0,
             before < 0 ? 0 : optional(before),
-            after <= 0 ? 0 : optional(after)
+            after <= 0 ? 0 : optional(after) // causal attention has no keys after a query's own
         };
         for (int i = 3; i < Scratch.SLOTS; i++) {
             // The remaining arguments are optional, and 0 means none.

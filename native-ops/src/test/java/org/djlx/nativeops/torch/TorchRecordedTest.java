@@ -316,6 +316,11 @@ class TorchRecordedTest {
                             () -> Torch.attention(query, query, query, mask));
             assertTrue(e.getMessage().contains("[2, 3, 5, 5]"), e.getMessage());
         }
+        Exception e =
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () -> Torch.attention(query, query, query, null));
+        assertTrue(e.getMessage().contains("the mask"), e.getMessage());
     }
 
     private void assertRefusedOfLast(String what, NDArray query, NDArray key) {
