@@ -20,10 +20,10 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Measures PyTorch on the same GPUs, or another program, in a child process, which runs a script of
- * {@code ci/bench/peers}. {@code torch_peer.py}, {@code train_peer.py} and {@code
- * llama_cpp_peer.mjs} read a line of JSON for each case and answer with a line. Without PyTorch, or
- * if PyTorch fails or times out, its columns are missing and a note has the cause; the benchmark
- * continues.
+ * {@code ci/bench/peers}. {@code torch_peer.py}, {@code train_peer.py}, {@code embed_peer.py} and
+ * {@code llama_cpp_peer.mjs} read a line of JSON for each case and answer with a line. Without
+ * PyTorch, or if PyTorch fails or times out, its columns are missing and a note has the cause; the
+ * benchmark continues.
  */
 final class TorchPeer implements AutoCloseable {
 

@@ -1,4 +1,4 @@
-// What LoRA adapters add to a matmul of a decode step (lora.cu). The matmul multiplies while the adapters are still computed.
+// The addend of a decode step's matmul: the LoRA adapters' part (lora.cu). The matmul multiplies while lora.cu's kernels still run.
 #pragma once
 #include "decoder/common.cuh"
 #include "signal.cuh"
@@ -6,7 +6,7 @@
 #ifdef HAS_BFLOAT16
 
 struct Addend {
-  const float* elements;  // (batch, rows of the weight), complete when the primary has ended; null for none
+  const float* elements;  // (batch, rows of the weight); complete when the primary has ended; null: no addend
   const int* adapted;     // of each row of x: 0 if nothing is added to it, otherwise 1
   const u32* x_ready;     // becomes 1 when x is complete
 };

@@ -11,8 +11,8 @@
 //   slice   the outputs of one of the projections that are fused: queries, keys, values; or gates, values of the MLP
 //
 // Both kernels use programmatic dependent launch: they copy the matrices, which no kernel writes, into L2 while the previous kernel still
-// runs. The matmul starts when all their blocks have started, and runs beside them: lora_shrink tells it when x is complete (addend.cuh),
-// and it adds the addend last. So their blocks must be few and small enough for a matmul's block to fit on the same SM.
+// runs. The matmul starts when all blocks of lora_expand have started. lora_shrink signals when x is complete (addend.cuh), so the matmul
+// multiplies beside both kernels, and adds the addend last. A matmul's block must fit on an SM beside their blocks: few and small ones.
 //
 // Invariant: bit for bit, the addend of a row depends neither on the other rows nor on their number.
 // Synchronisation: none between blocks.

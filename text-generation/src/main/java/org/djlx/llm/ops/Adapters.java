@@ -57,7 +57,7 @@ final class Adapters implements AutoCloseable {
     /** Adjacent rows with the same adapter. */
     record Segment(int first, int rows, Map<ModelWeights.Linear, LowRank> parts) {}
 
-    /** {@code table}: the adapter as {@link LoraKernels} read it; null on a CPU. */
+    /** An adapter on this rank. {@code table} is its {@link LoraKernels#table}; null on a CPU. */
     private record Adapter(
             NDManager manager, Map<ModelWeights.Linear, LowRank> parts, NDArray table) {}
 
@@ -135,7 +135,10 @@ final class Adapters implements AutoCloseable {
         return id == 0 ? 0 : Torch.dataPointer(adapter(id).table);
     }
 
-    /** Returns the projections that may have adapters; null for those of MLPs with experts. */
+    /**
+     * Returns the projections that may have adapters, in the order of {@link LoraKernels#table};
+     * null in place of those of MLPs with experts.
+     */
     static List<ModelWeights.Linear> projections(RankModel model) {
         List<ModelWeights.Linear> all = new ArrayList<>();
         for (int i = 0; i < model.config().layers(); i++) {

@@ -14,8 +14,8 @@ import org.djlx.llm.sampling.Logits;
 import org.djlx.llm.sampling.SamplingParameters;
 
 /**
- * A model with kernels on a GPU: prefills by {@link CudaOps}, those with adapters by libtorch's
- * operators, all other tokens by a decoder.
+ * A model with kernels on a GPU. {@link CudaOps} computes prefills, libtorch's operators prefills
+ * with adapters, and {@link Decoder} all other tokens.
  */
 final class CudaModel extends TransformerModel {
 
@@ -58,7 +58,7 @@ final class CudaModel extends TransformerModel {
         }
         List<TokenBatch.Chunk> rows = new ArrayList<>(decodes); // of the decoder
         for (List<TokenBatch.Chunk> chunks : prefills(batch, true)) {
-            // The decoder computes the last tokens, and so samples the next ones.
+            // The decoder computes each chunk's last token, because it samples the next one.
             decoder.await();
             List<TokenBatch.Chunk> heads =
                     chunks.stream()
@@ -120,7 +120,7 @@ final class CudaModel extends TransformerModel {
                 of.adapter());
     }
 
-    /** Frees adapters only after the steps that read them. */
+    /** Waits for steps in flight first: they may read adapters that are freed here. */
     @Override
     public Map<Integer, String> setAdapters(Map<Integer, Path> directories) {
         decoder.await();

@@ -60,7 +60,7 @@ final class DecoderMatmuls {
     private final NDArray e4m3Scales;
     private final NDArray chainArrivals; // counter of the chain's barrier
 
-    // The indices of the projections that may have adapters.
+    // The index of each projection that may have adapters, in an adapter's table.
     private final Map<ModelWeights.Linear, Integer> projections = new IdentityHashMap<>();
 
     /**
@@ -132,7 +132,7 @@ final class DecoderMatmuls {
     /**
      * Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run.
      *
-     * @param lora adds the adapters of rows; null if no row has an adapter
+     * @param lora launches the kernels of the rows' adapters; null if no row has an adapter
      */
     Step begin(int rows, LoraKernels.Step lora) {
         return new Step(rows, lora);
@@ -168,7 +168,7 @@ final class DecoderMatmuls {
         private final boolean large;
         private final boolean chained;
         private final LoraKernels.Step lora; // null without adapters
-        private boolean adapted; // whether the next matmul is of a projection with adapters
+        private boolean adapted; // whether the next matmul may have adapters
         private final List<MatmulChain.Link> links = new ArrayList<>(); // of the next chain
         private NDArray partial; // this rank's addend of the residual stream
         private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
@@ -180,7 +180,7 @@ final class DecoderMatmuls {
             this.rows = rows;
             this.lora = lora;
             large = DecoderMatmuls.this.isLarge(rows);
-            // A chain norms its rows itself, but adapters need the norm before.
+            // A chain normalises rows itself, but lora_shrink reads normalised rows.
             chained = chain != null && !large && lora == null && chain.isFor(rows);
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
@@ -288,7 +288,7 @@ final class DecoderMatmuls {
             multiply(gated, out, column, x, linear, width, config.hiddenSize(), chainNorm);
         }
 
-        /** Begins to compute the adapters of the next matmul, if it is of an adapted projection. */
+        /** Launches the first kernel of the next matmul's adapters, if it may have adapters. */
         private void shrink(ModelWeights.Linear linear, NDArray x, int depth) {
             Integer projection = lora == null ? null : projections.get(linear);
             adapted = projection != null;
@@ -297,7 +297,7 @@ final class DecoderMatmuls {
             }
         }
 
-        /** Returns the adapters of a matmul whose weight has so many rows. */
+        /** Launches the second kernel; returns the addend. {@code outputs}: rows of the weight. */
         private DecoderKernels.Addend expand(long outputs) {
             return adapted ? lora.expand(outputs) : DecoderKernels.Addend.NONE;
         }

@@ -54,7 +54,7 @@ final class LoraKernels implements AutoCloseable {
     /** Thread blocks along y, which take groups in turn. */
     private static final int GRID_GROUPS = 8;
 
-    /** Blocks of an SM that multiply by B: few enough for a matmul's block beside them. */
+    /** Blocks of an SM that multiply by B. A matmul's block must fit beside them. */
     private static final int EXPAND_BLOCKS = 2;
 
     /**
@@ -92,7 +92,7 @@ final class LoraKernels implements AutoCloseable {
         module = new KernelCompiler(KernelCache.user()).load(device, SOURCE, option);
         shrink = module.kernel("lora_shrink");
         expand = module.kernel("lora_expand");
-        // The same division of an SM's memory as the matmuls have, which run beside them.
+        // As the matmuls: kernels with different preferences cannot share an SM.
         shrink.preferSharedMemory();
         expand.preferSharedMemory();
         int multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
@@ -180,8 +180,9 @@ final class LoraKernels implements AutoCloseable {
     }
 
     /**
-     * Begins to record the matmuls of a step, before its kernels. {@code groups} is the address of
-     * its groups, {@code rows} their number of rows.
+     * Begins to launch or record a step; call it before the step's first kernel.
+     *
+     * @param groups the address of what {@link #writeGroups} has written for {@code rows} rows
      */
     Step begin(CudaStream stream, int rows, long groups) {
         stream.memsetAsync(Torch.dataPointer(ready), (byte) 0, ready.size() * Integer.BYTES);
@@ -205,13 +206,17 @@ final class LoraKernels implements AutoCloseable {
             this.groups = groups;
         }
 
-        /** Multiplies x, of shape (rows, inputs), by A. {@code projection} is the tables' index. */
+        /**
+         * Multiplies x, of shape (rows, inputs), by A.
+         *
+         * @param projection the index of the projection in each {@link #table}
+         */
         void shrink(int projection, long x, long inputs) {
             this.projection = projection;
             launch(shrink, SHRINK_BLOCKS, x, inputs, 0, 0, 0);
         }
 
-        /** Multiplies by B; returns what a matmul with so many outputs has to add. */
+        /** Multiplies by B; returns the addend of the matmul, which has {@code outputs} outputs. */
         DecoderKernels.Addend expand(long outputs) {
             launchExpand(0, outputs, 0);
             long adapted = groups + (long) rows * GROUP.byteSize();

@@ -91,7 +91,7 @@ final class WideMatmul {
         String name = "decode_wide_matmul_%d_%d_%d".formatted(call[0], call[1], call[2]);
         Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2]);
         variant.kernel.allowSharedMemory(variant.sharedBytes());
-        variant.kernel.preferSharedMemory(); // As LoRA's kernels, which run beside it.
+        variant.kernel.preferSharedMemory(); // as LoRA's kernels, or they cannot share an SM
         return variant;
     }
 
