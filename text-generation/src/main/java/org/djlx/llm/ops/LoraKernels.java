@@ -88,6 +88,9 @@ final class LoraKernels implements AutoCloseable {
             int maxRows,
             int maxOutputs,
             int projections) {
+        ready = manager.zeros(new Shape(projections), DataType.INT32);
+        low = Torch.empty(manager, new Shape(maxRows, MAX_LOW), ScalarType.FLOAT32);
+        addend = Torch.empty(manager, new Shape(maxRows, maxOutputs), ScalarType.FLOAT32);
         String option = "-DTYPE=" + DecoderKernels.TYPES.get(type);
         module = new KernelCompiler(KernelCache.user()).load(device, SOURCE, option);
         shrink = module.kernel("lora_shrink");
@@ -97,9 +100,6 @@ final class LoraKernels implements AutoCloseable {
         expand.preferSharedMemory();
         int multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         expandBlocks = Math.max(1, EXPAND_BLOCKS * multiprocessors / GRID_GROUPS);
-        ready = manager.zeros(new Shape(projections), DataType.INT32);
-        low = Torch.empty(manager, new Shape(maxRows, MAX_LOW), ScalarType.FLOAT32);
-        addend = Torch.empty(manager, new Shape(maxRows, maxOutputs), ScalarType.FLOAT32);
     }
 
     /**

@@ -95,9 +95,9 @@ public final class EmbeddingApi {
             throw json.wrong("prompt_name", "one of " + model.config().prompts().keySet());
         }
         JsonOptions inputs = json.prompts(input, MAX_TEXTS);
+        json.requireNoOthers();
         try {
             List<int[]> texts = tokens(inputs, prompt);
-            json.requireNoOthers();
             int vectorBytes = format.equals("base64") ? Float.BYTES * 4 / 3 + 1 : FLOAT_BYTES;
             reserve.accept(texts.size() * (dimensions * vectorBytes + ENTRY_BYTES));
             Embeddings result = model.embedTokens(texts, (int) dimensions);
