@@ -5,11 +5,12 @@
 // cpu_kernels.cpp includes this file for AVX-512 with AMX.
 namespace avx512 {
 
-// Numbers are split into tiles of 16 rows of 32 inputs, at which weights have rows of 16 outputs' pairs of inputs: three tiles next to each
-// other. Inputs and outputs are filled up with zeros.
+// Numbers are split into tiles of 16 rows of 32 inputs: three tiles next to each other. Tiles of weights have rows of 16 outputs' pairs of
+// inputs; a panel has 32 outputs and for each 32 inputs six tiles, lower bits first: the order of use, which the hardware's prefetcher follows.
+// Inputs and outputs are filled up with zeros.
 const int STEP = 32, TILE_BYTES = 1024, SPLIT = 3 * TILE_BYTES, WIDE = 2 * MATRIX;
-const int64_t BLOCK_STEPS = 32;  // of inputs that all outputs are multiplied by before the next ones: rows and weights of so many fit into L2
-const int64_t BLOCK_ROWS = 128;  // that a thread computes at a time
+const int64_t BLOCK_STEPS = 24;  // of inputs that all outputs are multiplied by before the next ones: rows and weights of so many fit into L2
+const int64_t BLOCK_ROWS = 192;  // that a thread computes at a time
 static inline int64_t steps(int64_t inputs) { return (inputs + STEP - 1) / STEP; }
 static inline int64_t up(int64_t count) { return (count + WIDE - 1) / WIDE * WIDE; }
 
@@ -18,7 +19,7 @@ INLINE Upper round_bf16(Floats x) { return (Upper)_mm512_cvtneps_pbh((__m512)x);
 INLINE Floats wide(Upper x) { return (Floats)((Ints)_mm512_cvtepu16_epi32(x) << 16); }
 
 // Writes 16 inputs of a row, from `input` on, of the rows split in tiles.
-INLINE void put_split(char* tiles, int64_t steps, int64_t row, int64_t input, Floats x) {
+INLINE void put_split(char* tiles, int64_t steps, uint64_t row, uint64_t input, Floats x) {
   char* to = tiles + (row / MATRIX * steps + input / STEP) * SPLIT + row % MATRIX * 64 + input % STEP * 2;
   for (int i = 0; i < 3; i++) {
     Upper part = round_bf16(x);
@@ -36,18 +37,21 @@ static void split_weights(const void* conversion, int64_t from, int64_t to) {
       int64_t rest = output < c.outputs ? c.inputs - input : 0;
       const float* w = (const float*)c.weights + output * c.inputs + input;
       Floats x = rest >= LANES ? load(w) : load_first(w, rest);
-      char* to = (char*)c.quantized + (output / MATRIX * count + input / STEP) * SPLIT + input % STEP / 2 * 64 + output % MATRIX * 4;
-      for (int i = 0; i < 3; i++) {
+      char* to = (char*)c.quantized + (output / WIDE * count + input / STEP) * 2 * SPLIT + output % WIDE / MATRIX * TILE_BYTES +
+                 input % STEP / 2 * 64 + output % MATRIX * 4;
+      for (int i = 2; i >= 0; i--) {
         Upper part = round_bf16(x);
-        for (int k = 0; k < 8; k++) *(AnyInt*)(to + i * TILE_BYTES + k * 64) = ((AnyInt*)&part)[k];
+        for (int k = 0; k < 8; k++) *(AnyInt*)(to + 2 * i * TILE_BYTES + k * 64) = ((AnyInt*)&part)[k];
         x -= wide(part);
       }
     }
 }
 
-// c += a b^T, or c = a b^T if is_first, for ROWS of 16 or 32 rows and 32 outputs, the smallest products of a step first. The tiles of a step
-// are next to each other, those of 16 rows `stride` apart.
-template <int ROWS> INLINE void multiply_tiles(const char* a, const char* b, int64_t steps, int64_t stride, bool is_first, float* c) {
+// c += a b^T, or c = a b^T if is_first, for ROWS of 16 or 32 rows and 32 outputs, the smallest products of a step first. The tiles of a step are
+// next to each other; in `a`, those of 16 rows `stride` apart. between() is called PARTS times a step, to compute while AMX multiplies.
+const int PARTS = 3;
+template <int ROWS, class Between>
+INLINE void multiply_tiles(const char* a, const char* b, int64_t steps, int64_t stride, bool is_first, float* c, Between between) {
   if (is_first) {
     _tile_zero(0);
     _tile_zero(1);
@@ -64,9 +68,9 @@ template <int ROWS> INLINE void multiply_tiles(const char* a, const char* b, int
 #define LOAD_A(part)                                                                  \
   _tile_loadd(4, a + part * TILE_BYTES, 64);                                          \
   if (ROWS > MATRIX) { _tile_loadd(5, a + stride + part * TILE_BYTES, 64); }
-#define LOAD_B(part)                         \
-  _tile_loadd(6, b + part * TILE_BYTES, 64); \
-  _tile_loadd(7, b + stride + part * TILE_BYTES, 64);
+#define LOAD_B(part)                                   \
+  _tile_loadd(6, b + (4 - 2 * part) * TILE_BYTES, 64); \
+  _tile_loadd(7, b + (5 - 2 * part) * TILE_BYTES, 64);
 #define MULTIPLY           \
   _tile_dpbf16ps(0, 4, 6); \
   _tile_dpbf16ps(1, 4, 7); \
@@ -74,8 +78,13 @@ template <int ROWS> INLINE void multiply_tiles(const char* a, const char* b, int
     _tile_dpbf16ps(2, 5, 6); \
     _tile_dpbf16ps(3, 5, 7); \
   }
-  for (const char* end = a + steps * SPLIT; a < end; a += SPLIT, b += SPLIT) {
-    LOAD_A(0) LOAD_B(2) MULTIPLY LOAD_B(1) MULTIPLY LOAD_A(1) MULTIPLY LOAD_B(0) MULTIPLY LOAD_A(2) MULTIPLY LOAD_A(0) MULTIPLY
+  for (const char* end = a + steps * SPLIT; a < end; a += SPLIT, b += 2 * SPLIT) {
+    LOAD_A(0) LOAD_B(2) MULTIPLY LOAD_B(1) MULTIPLY
+    between();
+    LOAD_A(1) MULTIPLY LOAD_B(0) MULTIPLY
+    between();
+    LOAD_A(2) MULTIPLY LOAD_A(0) MULTIPLY
+    between();
   }
 #undef LOAD_A
 #undef LOAD_B
@@ -121,43 +130,59 @@ struct Panels {
   float* sums;  // of 32 rows by 32 outputs each, if there are several blocks of inputs
 };
 
-// Adds bias, activates, and writes 32 outputs from `first` on of up to 32 rows.
-static void finish_tile(const Panels& p, int64_t row, int64_t rows, int64_t first, const float* sums) {
+// A product of up to 32 rows, from `row` to `end`, by 32 outputs from `first` on.
+struct Sums {
+  int64_t row, end, first;
+  const float* numbers;
+};
+
+// Adds bias, activates, and writes the results of the first `count` rows, if there are so many, and removes them.
+static void finish_rows(const Panels& p, Sums* s, int64_t count) {
   const Layer& layer = p.layer;
-  for (int64_t column = first; column < first + WIDE; column += LANES) {
-    int64_t rest = layer.outputs - column;
-    Floats bias = !layer.bias ? Floats{} : rest >= LANES ? load(layer.bias + column) : load_first(layer.bias + column, rest);
-    for (int64_t r = 0; r < rows; r++) {
-      Floats x = activate(layer.activation, load(sums + r * WIDE + column - first) + bias);
-      int64_t at = (row + r) * layer.outputs + column;
-      if (p.next) put_split(p.next, steps(layer.outputs), row + r, column, x);
+  for (; count > 0 && s->row < s->end; count--, s->row++, s->numbers += WIDE)
+    for (int i = 0; i < WIDE; i += LANES) {
+      int64_t column = s->first + i, rest = layer.outputs - column, at = s->row * layer.outputs + column;
+      Floats bias = !layer.bias ? Floats{} : rest >= LANES ? load(layer.bias + column) : load_first(layer.bias + column, rest);
+      Floats x = activate(layer.activation, load(s->numbers + i) + bias);
+      if (p.next) put_split(p.next, steps(layer.outputs), s->row, column, x);
       else if (rest >= LANES) store(p.out + at, p.residual ? x + load(p.residual + at) : x);
       else
-        for (int i = 0; i < rest; i++) p.out[at + i] = p.residual ? x[i] + p.residual[at + i] : x[i];
+        for (int j = 0; j < rest; j++) p.out[at + j] = p.residual ? x[j] + p.residual[at + j] : x[j];
     }
-  }
 }
 
+// While AMX multiplies, finishes the sums before, and prefetches the next panel.
 static void multiply_panels(const void* arguments, int64_t from, int64_t to) {
   const Panels& p = *(const Panels*)arguments;
   const Layer& layer = p.layer;
-  int64_t count = steps(layer.inputs);
-  alignas(64) float tile[WIDE * WIDE];
+  int64_t count = steps(layer.inputs), stride = count * SPLIT, rows = up(p.rows);
+  alignas(64) float tiles[2][WIDE * WIDE];
+  int turn = 0;
+  Sums before = {};
   configure_tiles(64);
   for (int64_t begin = 0; begin < count; begin += BLOCK_STEPS) {
     bool is_last = begin + BLOCK_STEPS >= count;
     int64_t length = is_last ? count - begin : BLOCK_STEPS;
-    for (int64_t panel = from; panel < to; panel++)
-      for (int64_t row = 0; row < p.rows; row += WIDE) {
-        int64_t rows = p.rows - row < WIDE ? p.rows - row : WIDE, stride = count * SPLIT;
-        const char *a = p.in + row / MATRIX * stride + begin * SPLIT, *b = layer.weights + panel * 2 * stride + begin * SPLIT;
-        float* sums = p.sums ? p.sums + (panel * up(p.rows) + row) * WIDE : tile;
-        (rows > MATRIX ? multiply_tiles<WIDE> : multiply_tiles<MATRIX>)(a, b, length, stride, begin == 0, sums);
+    for (int64_t panel = from; panel < to; panel++) {
+      const char *b = layer.weights + 2 * (panel * stride + begin * SPLIT), *next = b + 2 * stride;
+      for (int64_t row = 0; row < rows; row += WIDE) {
+        const char* a = p.in + row / MATRIX * stride + begin * SPLIT;
+        float* sums = p.sums ? p.sums + (panel * rows + row) * WIDE : tiles[turn ^= 1];
+        auto between = [&] {
+          const char* end = next + 2 * SPLIT / PARTS * WIDE / rows;
+          for (const char* line = next; line < end; line += 64) __builtin_prefetch(line);
+          next = end;
+          finish_rows(p, &before, (WIDE + PARTS * length - 1) / (PARTS * length));
+        };
+        if (p.rows - row > MATRIX) multiply_tiles<WIDE>(a, b, length, stride, begin == 0, sums, between);
+        else multiply_tiles<MATRIX>(a, b, length, stride, begin == 0, sums, between);
         written(sums);
-        if (is_last) finish_tile(p, row, rows, panel * WIDE, sums);
+        if (is_last) before = {row, row + WIDE < p.rows ? row + WIDE : p.rows, panel * WIDE, sums};
       }
+    }
   }
   _tile_release();
+  finish_rows(p, &before, WIDE);
 }
 
 static void layer_norm(const Layers& l, int64_t size, float* x) {
