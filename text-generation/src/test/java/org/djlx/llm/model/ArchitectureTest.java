@@ -11,6 +11,7 @@ import ai.djl.ndarray.types.Shape;
 import com.google.gson.JsonArray;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
+import com.google.gson.JsonPrimitive;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -51,7 +52,7 @@ class ArchitectureTest {
             json.add("rope_local_base_freq", sliding.get("rope_theta"));
             rope = rope.getAsJsonObject("full_attention");
             JsonArray types = json.getAsJsonArray("layer_types");
-            assertEquals("full_attention", types.get(1).getAsString());
+            assertTrue(types.contains(new JsonPrimitive("full_attention")), types.toString());
         } else if (!name.matches("gemma3|granite4")) { // Others have the usual layers.
             json.remove("layer_types");
         }
