@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.bench;
 
+import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
+
 import ai.djl.Device;
 import ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory;
 import ai.djl.inference.Predictor;
@@ -65,9 +67,9 @@ final class EmbedBenchCommand extends ReportCommand {
     @Option(
             names = "--type",
             description =
-                    "With --torch, the type of weights and computation: ${COMPLETION-CANDIDATES}."
-                            + " Default: ${DEFAULT-VALUE}.")
-    private DataType type = DataType.FLOAT32;
+                    "With --torch, the type of weights and computation: ${COMPLETION-CANDIDATES};"
+                            + " FLOAT32 if not given.")
+    private DataType type;
 
     @Option(names = "--turns", description = "Default: ${DEFAULT-VALUE}.")
     private int turns = 9;
@@ -115,9 +117,21 @@ final class EmbedBenchCommand extends ReportCommand {
 
     @Override
     public Integer call() throws Exception {
+        refuseIf(
+                count < 1 || turns < 1 || IntStream.of(lengths).anyMatch(n -> n != MIXED && n < 3),
+                "--texts and --turns must be 1 or more, --tokens 3 or more, or 0");
+        refuseIf(
+                python == null && type != null,
+                "--type is for GPUs; give --torch PYTHON, too, or leave it out");
         if (python != null) {
-            return besideSentenceTransformers();
+            besideSentenceTransformers(type == null ? DataType.FLOAT32 : type);
+        } else {
+            besideDjl();
         }
+        return 0;
+    }
+
+    private void besideDjl() throws Exception {
         begin("embeddings beside DJL's PyTorch engine", NativeVersions.query());
         Criteria<String, float[]> criteria =
                 Criteria.builder()
@@ -133,10 +147,9 @@ final class EmbedBenchCommand extends ReportCommand {
                 Predictor<String, float[]> predictor = traced.newPredictor()) {
             measure(model, texts -> Times.of(predictor::batchPredict, texts));
         }
-        return 0;
     }
 
-    private int besideSentenceTransformers() throws Exception {
+    private void besideSentenceTransformers(DataType type) throws Exception {
         begin("embeddings beside sentence-transformers", NativeVersions.query());
         List<String> arguments =
                 List.of(directory.toString(), type.name().toLowerCase(Locale.ROOT));
@@ -156,7 +169,6 @@ final class EmbedBenchCommand extends ReportCommand {
             put("sentenceTransformers", peer.description());
             measure(model, texts -> ask(peer, texts));
         }
-        return 0;
     }
 
     private static Times ask(TorchPeer peer, List<String> texts) {
