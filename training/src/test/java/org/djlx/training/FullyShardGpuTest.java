@@ -292,8 +292,9 @@ class FullyShardGpuTest {
     }
 
     /**
-     * A layer of two ranks takes half the memory; what all layers share, such as buffers, is told.
-     * Each strategy has a JVM of its own: libtorch's allocator keeps what earlier tests had.
+     * Divided between two ranks, a layer takes half the memory, and a model a little more: buffers
+     * and the layers that are gathered or reduced are not divided. Each strategy has a JVM of its
+     * own: libtorch's allocator keeps what earlier tests had.
      */
     @Test
     void dividedLayersTakeHalfTheMemory() throws InterruptedException {
@@ -303,7 +304,7 @@ class FullyShardGpuTest {
                 "MiB a rank and layer: whole %d, divided %d; with %d layers %d and %d%n",
                 whole[0] >> 21, divided[0] >> 21, Memory.LAYERS, whole[1] >> 21, divided[1] >> 21);
         assertTrue(divided[0] <= 0.52 * whole[0], divided[0] + " of " + whole[0]);
-        assertTrue(divided[1] < whole[1], divided[1] + " of " + whole[1]);
+        assertTrue(divided[1] <= 0.6 * whole[1], divided[1] + " of " + whole[1]);
     }
 
     private static long[] bytesOf(ShardingStrategy strategy) throws InterruptedException {
