@@ -36,7 +36,7 @@ static_assert(RANK_STEP % PACK == 0, "a thread multiplies whole packs of a rank"
 // An adapter's matrices for one projection.
 struct LowRank {
   const Bits* a;            // (depth, inputs)
-  const Bits* b;            // (outputs, depth): zeros, but for `rank` elements of each row
+  const Bits* b;            // (outputs, depth): `rank` elements of a row belong to its slice, the others are 0
   int rank;                 // a multiple of RANK_STEP
   int depth;                // the rank of all slices together; 0 if the projection has no adapter
   int ends[MAX_SLICES];     // of the slices: outputs

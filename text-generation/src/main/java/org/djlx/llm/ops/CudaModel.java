@@ -4,14 +4,12 @@ package org.djlx.llm.ops;
 import ai.djl.ndarray.NDManager;
 import java.nio.file.Path;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.Comparator;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import org.djlx.llm.sampling.Logits;
-import org.djlx.llm.sampling.SamplingParameters;
 
 /**
  * A model with kernels on a GPU. {@link CudaOps} computes prefills, libtorch's operators prefills
@@ -97,27 +95,11 @@ final class CudaModel extends TransformerModel {
 
     /** Returns a chunk without its last token. */
     private static TokenBatch.Chunk head(TokenBatch.Chunk of) {
-        int[] tokens = Arrays.copyOf(of.tokens(), of.tokens().length - 1);
-        return new TokenBatch.Chunk(
-                of.sequence(),
-                tokens,
-                of.start(),
-                of.slots(),
-                false,
-                SamplingParameters.GREEDY,
-                of.adapter());
+        return of.part(0, of.tokens().length - 1);
     }
 
     private static TokenBatch.Chunk last(TokenBatch.Chunk of) {
-        int index = of.tokens().length - 1;
-        return new TokenBatch.Chunk(
-                of.sequence(),
-                new int[] {of.tokens()[index]},
-                of.start() + index,
-                of.slots(),
-                of.needsLogits(),
-                of.sampling(),
-                of.adapter());
+        return of.part(of.tokens().length - 1, of.tokens().length);
     }
 
     /** Waits for steps in flight first: they may read adapters that are freed here. */

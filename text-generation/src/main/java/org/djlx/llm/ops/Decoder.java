@@ -16,6 +16,7 @@ import java.util.Comparator;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
@@ -115,7 +116,7 @@ final class Decoder implements AutoCloseable {
     private final HostBuffers[] hostBuffers = new HostBuffers[2];
     private int nextBuffers;
     private boolean keepsLogits;
-    private LoraKernels lora; // null before the first step with adapters
+    private Optional<LoraKernels> lora = Optional.empty(); // made for the first adapters
 
     /** A row of a step: one token of a chunk. */
     private record Row(TokenBatch.Chunk chunk, int index) {
@@ -432,21 +433,17 @@ final class Decoder implements AutoCloseable {
         return buffers.last;
     }
 
+    private LoraKernels loraKernels() {
+        int qkvSize = (int) qkv.getShape().get(1);
+        int inner = config.intermediateSize() / group.worldSize();
+        int widest = Math.max(config.hiddenSize(), Math.max(qkvSize, 2 * inner));
+        int projections = Adapters.projections(model).size();
+        return new LoraKernels(gpu.device(), config.type(), manager, maxRows, widest, projections);
+    }
+
     private CudaGraph capture(Key key) {
-        if (key.adapted && lora == null) {
-            int qkvSize = (int) qkv.getShape().get(1);
-            int inner = config.intermediateSize() / group.worldSize();
-            int widest = Math.max(config.hiddenSize(), Math.max(qkvSize, 2 * inner));
-            int projections = Adapters.projections(model).size();
-            lora =
-                    keep(
-                            new LoraKernels(
-                                    gpu.device(),
-                                    config.type(),
-                                    manager,
-                                    maxRows,
-                                    widest,
-                                    projections));
+        if (key.adapted && lora.isEmpty()) {
+            lora = Optional.of(keep(loraKernels()));
         }
         if (matmuls.isLarge(key.rows)) {
             record(key); // cuBLASLt may load kernels. The graph computes the same again.
@@ -500,7 +497,9 @@ final class Decoder implements AutoCloseable {
             long groups = Torch.dataPointer(inputs) + key.groupsOffset();
             step =
                     matmuls.begin(
-                            key.rows, key.adapted ? lora.begin(stream, key.rows, groups) : null);
+                            key.rows,
+                            lora.filter(kernels -> key.adapted)
+                                    .map(kernels -> kernels.begin(stream, key.rows, groups)));
             if (!key.lastLayer) {
                 kernels.embed(stream, key.rows, this::putEmbedding);
             }

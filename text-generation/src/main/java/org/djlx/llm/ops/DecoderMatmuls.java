@@ -10,6 +10,7 @@ import java.util.ArrayList;
 import java.util.IdentityHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.fusedops.FusedOps;
@@ -132,9 +133,9 @@ final class DecoderMatmuls {
     /**
      * Begins to record or launch a step. Its kernels read {@link #firstPartial} when they run.
      *
-     * @param lora launches the kernels of the rows' adapters; null if no row has an adapter
+     * @param lora launches the kernels of the rows' adapters; empty if no row has an adapter
      */
-    Step begin(int rows, LoraKernels.Step lora) {
+    Step begin(int rows, Optional<LoraKernels.Step> lora) {
         return new Step(rows, lora);
     }
 
@@ -167,8 +168,9 @@ final class DecoderMatmuls {
         private final int rows;
         private final boolean large;
         private final boolean chained;
-        private final LoraKernels.Step lora; // null without adapters
-        private boolean adapted; // whether the next matmul may have adapters
+        private final Optional<LoraKernels.Step> lora; // empty if no row has an adapter
+        // Those of the next matmul; empty if it has none.
+        private Optional<LoraKernels.Step> adapters = Optional.empty();
         private final List<MatmulChain.Link> links = new ArrayList<>(); // of the next chain
         private NDArray partial; // this rank's addend of the residual stream
         private Product.Scales scales; // of the partial's rows and columns, to be applied; or null
@@ -176,12 +178,12 @@ final class DecoderMatmuls {
         private NDArray free; // for the next partial sum, or in a chain for the next sum
         private NDArray spare; // becomes free at the first norm, in place of zeros; then null
 
-        private Step(int rows, LoraKernels.Step lora) {
+        private Step(int rows, Optional<LoraKernels.Step> lora) {
             this.rows = rows;
             this.lora = lora;
             large = DecoderMatmuls.this.isLarge(rows);
             // A chain normalises rows itself, but lora_shrink reads normalised rows.
-            chained = chain != null && !large && lora == null && chain.isFor(rows);
+            chained = chain != null && !large && lora.isEmpty() && chain.isFor(rows);
             partial = first(residuals[0], rows);
             sum = first(zeros, rows);
             free = first(residuals[1], rows);
@@ -290,16 +292,14 @@ final class DecoderMatmuls {
 
         /** Launches the first kernel of the next matmul's adapters, if it may have adapters. */
         private void shrink(ModelWeights.Linear linear, NDArray x, int depth) {
-            Integer projection = lora == null ? null : projections.get(linear);
-            adapted = projection != null;
-            if (adapted) {
-                lora.shrink(projection, Torch.dataPointer(x), depth);
-            }
+            adapters = lora.filter(step -> projections.containsKey(linear));
+            adapters.ifPresent(
+                    step -> step.shrink(projections.get(linear), Torch.dataPointer(x), depth));
         }
 
         /** Launches the second kernel; returns the addend. {@code outputs}: rows of the weight. */
         private DecoderKernels.Addend expand(long outputs) {
-            return adapted ? lora.expand(outputs) : DecoderKernels.Addend.NONE;
+            return adapters.map(step -> step.expand(outputs)).orElse(DecoderKernels.Addend.NONE);
         }
 
         /**
@@ -409,9 +409,7 @@ final class DecoderMatmuls {
             } else {
                 gpu.multiply(e4m3(x, depth), quantized, to, stride, false);
             }
-            if (adapted) {
-                lora.expandInto(to, width, stride);
-            }
+            adapters.ifPresent(step -> step.expandInto(to, width, stride));
             if (linear.bias() != null) {
                 try (NDArray product = first(out, rows)) {
                     product.addi(linear.bias());

@@ -42,8 +42,8 @@ abstract class PackedEncoder extends SequenceEncoder {
     }
 
     /**
-     * Returns whether a GPU has compute capability 8.0, as FlashAttention needs; true if it is
-     * unknown: on newer GPUs libtorch may choose cuDNN's kernel for other attention.
+     * Returns whether a GPU has compute capability 8.0 or later, as FlashAttention needs. Without
+     * the CUDA presets that is not known, and taken for granted.
      */
     private static boolean isAmpereOrLater(Device gpu) {
         if (!NativeLibrary.CUDA_PRESETS.isAvailable()) {
