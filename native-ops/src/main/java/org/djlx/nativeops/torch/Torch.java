@@ -507,8 +507,8 @@ public final class Torch {
 
     /**
      * Multiplies two matrices: {@code out = a b}. The arrays may have any strides, but if neither
-     * rows nor columns of {@code out} are contiguous, libtorch uses a temporary matrix. Never
-     * recorded by autograd.
+     * rows nor columns of {@code out} are contiguous, libtorch uses a temporary matrix. On CPUs a
+     * 16-bit row or column whose elements are not adjacent is copied. Never recorded by autograd.
      *
      * @param out the product, of shape (m, n); must not overlap {@code a} or {@code b}
      * @param a a matrix of shape (m, k)
@@ -533,11 +533,39 @@ public final class Torch {
         }
         Tensors.requireSameDevice("out", result, "a", left);
         Tensors.requireSameDevice("out", result, "b", right);
-        AotiTorch.check(
-                Tensors.device(result).isGpu()
-                        ? AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right)
-                        : AotiTorch.aoti_torch_cpu_mm_out(result, left, right),
-                "Torch.mmOut");
+        if (Tensors.device(result).isGpu()) {
+            AotiTorch.check(
+                    AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right), "Torch.mmOut");
+        } else if (isSpreadVector(a)) {
+            try (NDArray dense = NoGradient.get(() -> cast(a, type))) {
+                mmOut(out, dense, b);
+            }
+        } else if (isSpreadVector(b)) {
+            try (NDArray dense = NoGradient.get(() -> cast(b, type))) {
+                mmOut(out, a, dense);
+            }
+        } else if (isSpreadVector(out)) {
+            try (NDArray dense = empty(out.getManager(), out.getShape(), type)) {
+                mmOut(dense, a, b);
+                NoGradient.run(() -> copy(out, dense));
+            }
+        } else {
+            AotiTorch.check(AotiTorch.aoti_torch_cpu_mm_out(result, left, right), "Torch.mmOut");
+        }
+    }
+
+    /**
+     * Whether a matrix is one row or column of 16-bit elements that are not adjacent. libtorch
+     * 2.7.1 on CPUs takes them for adjacent when it multiplies by oneDNN.
+     */
+    private static boolean isSpreadVector(NDArray matrix) {
+        TensorInfo info = info(matrix);
+        long[] sizes = info.sizes();
+        int along = sizes[1] == 1 ? 0 : 1;
+        return info.type().itemSize() == Short.BYTES
+                && sizes[1 - along] == 1
+                && sizes[along] > 1
+                && info.strides()[along] != 1;
     }
 
     /**
