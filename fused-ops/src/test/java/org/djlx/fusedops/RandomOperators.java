@@ -28,6 +28,7 @@ final class RandomOperators {
                     ScalarType.BFLOAT16);
     private static final List<ScalarType> HALVES = List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16);
     private static final int MOST_LONG_ROWS = 400; // of a norm, whose references take memory
+    private static final int MOST_IN_HEAP = 50_000; // elements of a part, one for each rank
     private static final int UNIT = 8; // elements, of which kernels want whole multiples
 
     private final ProcessGroup group;
@@ -185,10 +186,14 @@ final class RandomOperators {
 
     private void lowContention(boolean gathers) {
         Place[] places = Place.values();
+        Shape part = shape(random.nextInt(4));
+        while (part.size() > MOST_IN_HEAP) {
+            part = shape(random.nextInt(4));
+        }
         LowContentionCase one =
                 new LowContentionCase(
                         type(),
-                        shape(random.nextInt(4)),
+                        part,
                         places[random.nextInt(group.isP2pAvailable() ? places.length : 3)],
                         random.nextInt(1 << 20));
         try (NDManager manager = NDManager.newBaseManager(group.device(), "PyTorch")) {

@@ -54,8 +54,8 @@ class ServeSoakTest extends CommandTest {
 
     private static final int CLIENTS = 64;
     private static final int CHATS = 48;
-    private static final int MAX_LENGTH = 384;
-    private static final int CACHE_BYTES = 400_000; // of about 640 tokens
+    private static final int MAX_LENGTH = 832;
+    private static final int CACHE_BYTES = 570_000; // of about 900 tokens
     private static final long LEAST_GROWTH = 48 << 20; // bytes that caches of the JVM may take
     private static final int WARM_REQUESTS = 1000; // JVM and malloc grow until then
 
@@ -236,7 +236,8 @@ class ServeSoakTest extends CommandTest {
         GenerationRequest.Builder request =
                 GenerationRequest.builder()
                         .setPromptTokens(prompt)
-                        .optMaxTokens(60 + random.nextInt(120))
+                        .optMaxTokens(
+                                Math.min(60 + random.nextInt(120), MAX_LENGTH - prompt.length))
                         .optTopLogProbabilities(2);
         int tokens = 0;
         for (GeneratedPiece piece : alone.submit(request.build()).await(Duration.ofMinutes(1))) {
