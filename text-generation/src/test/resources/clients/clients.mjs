@@ -97,7 +97,7 @@ assert.ok(answer.output_text.length > 0);
 const lookUp = tool({ description: 'The weather', inputSchema: jsonSchema(parameters), execute: ({ city }) => city + ': rain' });
 for (const model of [provider('tiny'), provider.chat('tiny')]) {
   const options = {
-    model, tools: { lookUp }, stopWhen: stepCountIs(2), prompt: 'How is the weather?', temperature: 0, maxOutputTokens: 100, maxRetries: 0,
+    model, tools: { lookUp }, stopWhen: stepCountIs(2), prompt: 'How is the weather?', temperature: 0, maxOutputTokens: 900, maxRetries: 0,
     providerOptions: { openai: { store: false } },
     prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? { type: 'tool', toolName: 'lookUp' } : 'none' }),
   };

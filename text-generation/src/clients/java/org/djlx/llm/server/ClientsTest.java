@@ -51,7 +51,7 @@ class ClientsTest extends CommandTest {
         }
         run("npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefer-offline");
         Path model = folder.resolve("tiny");
-        output(0, "serve-model", model.toString());
+        output(0, "serve-model", model.toString(), "--max-length", "4096");
         Duration patience = Duration.ofMinutes(1);
         ServerOptions options =
                 new ServerOptions(

@@ -75,7 +75,7 @@ class JavaClientsTest extends CommandTest {
     @BeforeEach
     void serve() throws Exception {
         Path model = folder.resolve("tiny");
-        output(0, "serve-model", model.toString());
+        output(0, "serve-model", model.toString(), "--max-length", "4096");
         Duration patience = Duration.ofMinutes(1);
         generator = TextEngine.builder().setDirectory(model).optRanks(2).build();
         ToolFormat tools = ToolFormat.named("hermes");
