@@ -536,15 +536,15 @@ public final class Torch {
         if (Tensors.device(result).isGpu()) {
             AotiTorch.check(
                     AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right), "Torch.mmOut");
-        } else if (isSpreadVector(a)) {
+        } else if (isSpreadVector(type, a)) {
             try (NDArray dense = NoGradient.get(() -> cast(a, type))) {
                 mmOut(out, dense, b);
             }
-        } else if (isSpreadVector(b)) {
+        } else if (isSpreadVector(type, b)) {
             try (NDArray dense = NoGradient.get(() -> cast(b, type))) {
                 mmOut(out, a, dense);
             }
-        } else if (isSpreadVector(out)) {
+        } else if (isSpreadVector(type, out)) {
             try (NDArray dense = empty(out.getManager(), out.getShape(), type)) {
                 mmOut(dense, a, b);
                 NoGradient.run(() -> copy(out, dense));
@@ -558,13 +558,14 @@ public final class Torch {
      * Whether a matrix is one row or column of 16-bit elements that are not adjacent. libtorch
      * 2.7.1 on CPUs takes them for adjacent when it multiplies by oneDNN.
      */
-    private static boolean isSpreadVector(NDArray matrix) {
+    private static boolean isSpreadVector(ScalarType type, NDArray matrix) {
+        if (type.itemSize() != Short.BYTES) {
+            return false;
+        }
         TensorInfo info = info(matrix);
-        long[] sizes = info.sizes();
-        int along = sizes[1] == 1 ? 0 : 1;
-        return info.type().itemSize() == Short.BYTES
-                && sizes[1 - along] == 1
-                && sizes[along] > 1
+        int along = info.sizes()[1] == 1 ? 0 : 1;
+        return info.sizes()[1 - along] == 1
+                && info.sizes()[along] > 1
                 && info.strides()[along] != 1;
     }
 
