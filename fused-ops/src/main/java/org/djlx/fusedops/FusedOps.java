@@ -28,6 +28,7 @@ import org.djlx.fusedops.internal.path.OperandChecks;
 import org.djlx.fusedops.internal.path.Operands;
 import org.djlx.fusedops.internal.pipelined.CallerPipeline;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Tensor-parallel operators that fuse a matmul with the collective before or after it, like
@@ -256,11 +257,26 @@ public final class FusedOps {
         try {
             return checks.recording() == null
                     ? operator.run(group, a, b)
-                    : DifferentiableCollectives.leaveParallel(a.matMul(b), group);
+                    : DifferentiableCollectives.leaveParallel(recorded(a, b), group);
         } catch (EngineException | VirtualMachineError e) {
             GroupPlans.failed(group, e);
             throw e;
         }
+    }
+
+    /** Returns a product that autograd records; see {@link Torch#isSpreadVector}. */
+    private static NDArray recorded(NDArray a, NDArray b) {
+        if (Torch.isSpreadVector(a)) {
+            try (NDArray adjacent = Torch.cast(a, Torch.scalarType(a))) {
+                return recorded(adjacent, b);
+            }
+        }
+        if (Torch.isSpreadVector(b)) {
+            try (NDArray adjacent = Torch.cast(b, Torch.scalarType(b))) {
+                return recorded(a, adjacent);
+            }
+        }
+        return a.matMul(b);
     }
 
     /**

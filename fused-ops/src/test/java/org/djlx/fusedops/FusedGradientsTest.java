@@ -493,6 +493,55 @@ class FusedGradientsTest {
                 });
     }
 
+    /** A weight in bfloat16 whose elements are not adjacent. */
+    @Test
+    void aColumnOfAWiderMatrix() {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = newManager();
+                            GradientScope scope = GradientScope.open()) {
+                        List<NDArray> as = new ArrayList<>();
+                        List<NDArray> wides = new ArrayList<>();
+                        List<double[]> products = new ArrayList<>();
+                        for (int rank = 0; rank < 2; rank++) {
+                            ScalarType type = ScalarType.BFLOAT16;
+                            as.add(integers(manager, type, new Shape(512, 32), rank));
+                            wides.add(integers(manager, type, new Shape(32, 3), rank + 7));
+                            NDArray left = Torch.cast(as.get(rank), ScalarType.FLOAT64);
+                            NDArray right = Torch.cast(wides.get(rank), ScalarType.FLOAT64);
+                            products.add(left.matMul(right).get(":, 1").toDoubleArray());
+                        }
+                        NDArray a = as.get(group.rank());
+                        NDArray wide = wides.get(group.rank());
+                        wide.setRequiresGradient(true);
+                        NDArray y = FusedOps.matmulAllReduce(a, wide.get(":, 1:2"), group);
+                        scope.backward(y.sum());
+                        double[] got = TestArrays.values(y);
+                        for (int i = 0; i < got.length; i++) {
+                            double first = products.get(0)[i];
+                            double second = products.get(1)[i];
+                            // Both products are rounded, and their sum.
+                            double most = 0x1.02p-7 * (Math.abs(first) + Math.abs(second));
+                            assertEquals(first + second, got[i], most);
+                        }
+                        double[] sums =
+                                Torch.cast(a, ScalarType.FLOAT64)
+                                        .sum(new int[] {0})
+                                        .toDoubleArray();
+                        try (NDArray gradient = wide.getGradient()) {
+                            double[] values = TestArrays.values(gradient);
+                            for (int i = 0; i < sums.length; i++) {
+                                assertEquals(0, values[3 * i]);
+                                assertEquals(
+                                        sums[i], values[3 * i + 1], 0x1p-8 * Math.abs(sums[i]));
+                                assertEquals(0, values[3 * i + 2]);
+                            }
+                        }
+                    }
+                });
+    }
+
     private static NDArray ones(NDManager manager, ScalarType type, long salt) {
         double[] values = new double[16];
         for (int i = 0; i < 16; i++) {
@@ -510,8 +559,8 @@ class FusedGradientsTest {
 
     /**
      * float32 master weights, two of which share one bfloat16 copy, used twice in each of two
-     * passes. All numbers are integers: sums are exact in float32, but not in bfloat16. One column
-     * of a gradient is a vector whose elements are not adjacent.
+     * passes. All numbers are integers: sums are exact in float32, but not in bfloat16. A weight of
+     * one column has a gradient whose elements are not adjacent.
      */
     @ParameterizedTest
     @CsvSource({"32, 8", "512, 1"})

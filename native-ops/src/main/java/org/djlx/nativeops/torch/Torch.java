@@ -536,15 +536,15 @@ public final class Torch {
         if (Tensors.device(result).isGpu()) {
             AotiTorch.check(
                     AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right), "Torch.mmOut");
-        } else if (isSpreadVector(type, a)) {
+        } else if (isSpreadVector(a)) {
             try (NDArray dense = NoGradient.get(() -> cast(a, type))) {
                 mmOut(out, dense, b);
             }
-        } else if (isSpreadVector(type, b)) {
+        } else if (isSpreadVector(b)) {
             try (NDArray dense = NoGradient.get(() -> cast(b, type))) {
                 mmOut(out, a, dense);
             }
-        } else if (isSpreadVector(type, out)) {
+        } else if (isSpreadVector(out)) {
             try (NDArray dense = empty(out.getManager(), out.getShape(), type)) {
                 mmOut(dense, a, b);
                 NoGradient.run(() -> copy(out, dense));
@@ -555,18 +555,16 @@ public final class Torch {
     }
 
     /**
-     * Whether a matrix is one row or column of 16-bit elements that are not adjacent. libtorch
-     * 2.7.1 on CPUs takes them for adjacent when it multiplies by oneDNN.
+     * Returns whether a matrix is one row or column of 16-bit elements that are not adjacent.
+     * libtorch 2.7.1 takes them for adjacent when it multiplies by oneDNN on a CPU. All dimensions
+     * but the last count as rows.
      */
-    private static boolean isSpreadVector(ScalarType type, NDArray matrix) {
-        if (type.itemSize() != Short.BYTES) {
-            return false;
-        }
+    public static boolean isSpreadVector(NDArray matrix) {
         TensorInfo info = info(matrix);
-        int along = info.sizes()[1] == 1 ? 0 : 1;
-        return info.sizes()[1 - along] == 1
-                && info.sizes()[along] > 1
-                && info.strides()[along] != 1;
+        long columns = info.sizes()[info.sizes().length - 1];
+        return info.type().itemSize() == Short.BYTES
+                && !info.isContiguous()
+                && (columns == 1 || info.count() == columns);
     }
 
     /**
