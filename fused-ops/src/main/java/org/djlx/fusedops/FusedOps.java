@@ -257,26 +257,11 @@ public final class FusedOps {
         try {
             return checks.recording() == null
                     ? operator.run(group, a, b)
-                    : DifferentiableCollectives.leaveParallel(recorded(a, b), group);
+                    : DifferentiableCollectives.leaveParallel(Torch.matMul(a, b), group);
         } catch (EngineException | VirtualMachineError e) {
             GroupPlans.failed(group, e);
             throw e;
         }
-    }
-
-    /** Returns a product that autograd records; see {@link Torch#isSpreadVector}. */
-    private static NDArray recorded(NDArray a, NDArray b) {
-        if (Torch.isSpreadVector(a)) {
-            try (NDArray adjacent = Torch.cast(a, Torch.scalarType(a))) {
-                return recorded(adjacent, b);
-            }
-        }
-        if (Torch.isSpreadVector(b)) {
-            try (NDArray adjacent = Torch.cast(b, Torch.scalarType(b))) {
-                return recorded(a, adjacent);
-            }
-        }
-        return a.matMul(b);
     }
 
     /**

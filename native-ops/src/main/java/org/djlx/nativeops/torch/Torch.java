@@ -13,6 +13,7 @@ import java.nio.ByteBuffer;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Optional;
+import java.util.function.BinaryOperator;
 import java.util.function.LongUnaryOperator;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.CallingThread;
@@ -536,35 +537,66 @@ public final class Torch {
         if (Tensors.device(result).isGpu()) {
             AotiTorch.check(
                     AotiTorchCuda.aoti_torch_cuda_mm_out(result, left, right), "Torch.mmOut");
-        } else if (isSpreadVector(a)) {
-            try (NDArray dense = NoGradient.get(() -> cast(a, type))) {
-                mmOut(out, dense, b);
-            }
-        } else if (isSpreadVector(b)) {
-            try (NDArray dense = NoGradient.get(() -> cast(b, type))) {
-                mmOut(out, a, dense);
-            }
         } else if (isSpreadVector(out)) {
-            try (NDArray dense = empty(out.getManager(), out.getShape(), type)) {
-                mmOut(dense, a, b);
-                NoGradient.run(() -> copy(out, dense));
+            try (NDArray product = empty(out.getManager(), out.getShape(), type)) {
+                mmOut(product, a, b);
+                NoGradient.run(() -> copy(out, product));
             }
         } else {
-            AotiTorch.check(AotiTorch.aoti_torch_cpu_mm_out(result, left, right), "Torch.mmOut");
+            multiply(
+                    a,
+                    b,
+                    (x, y) -> {
+                        AotiTorch.check(
+                                AotiTorch.aoti_torch_cpu_mm_out(
+                                        result,
+                                        TorchChecks.tensor(x, "a"),
+                                        TorchChecks.tensor(y, "b")),
+                                "Torch.mmOut");
+                        return out;
+                    });
         }
     }
 
     /**
-     * Returns whether a matrix is one row or column of 16-bit elements that are not adjacent.
-     * libtorch 2.7.1 takes them for adjacent when it multiplies by oneDNN on a CPU. All dimensions
-     * but the last count as rows.
+     * Multiplies as {@link NDArray#matMul}, with its errors, recorded by autograd. On CPUs a 16-bit
+     * row or column whose elements are not adjacent is copied, because libtorch 2.7.1 multiplies it
+     * wrongly.
+     *
+     * @param a of shape (…, k)
+     * @param b a matrix of shape (k, n)
+     * @return the product, of shape (…, n), in the manager of {@code a}
      */
-    public static boolean isSpreadVector(NDArray matrix) {
-        TensorInfo info = info(matrix);
-        long columns = info.sizes()[info.sizes().length - 1];
+    public static NDArray matMul(NDArray a, NDArray b) {
+        return multiply(a, b, NDArray::matMul);
+    }
+
+    private static NDArray multiply(NDArray a, NDArray b, BinaryOperator<NDArray> product) {
+        if (isSpreadVector(a)) {
+            try (NDArray adjacent = cast(a, scalarType(a))) {
+                return multiply(adjacent, b, product);
+            }
+        }
+        if (isSpreadVector(b)) {
+            try (NDArray adjacent = cast(b, scalarType(b))) {
+                return multiply(a, adjacent, product);
+            }
+        }
+        return product.apply(a, b);
+    }
+
+    /**
+     * Returns whether an array on a CPU is one row or column of 16-bit elements that are not
+     * adjacent; all dimensions but the last count as rows. libtorch 2.7.1 takes them for adjacent
+     * when it multiplies by oneDNN.
+     */
+    private static boolean isSpreadVector(NDArray array) {
+        TensorInfo info = info(array);
+        long columns = array.getShape().getLastDimension();
         return info.type().itemSize() == Short.BYTES
                 && !info.isContiguous()
-                && (columns == 1 || info.count() == columns);
+                && (columns == 1 || info.count() == columns)
+                && !device(array).isGpu();
     }
 
     /**

@@ -4,7 +4,6 @@ package org.djlx.fusedops.internal.gradient;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
-import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.ArrayList;
@@ -212,7 +211,7 @@ public final class FusedGradients {
                 }
                 results.add(
                         Torch.scalarType(weight) == Torch.scalarType(a)
-                                ? product(left, right)
+                                ? Torch.matMul(left, right)
                                 : convertedProduct(weight, left, right, group));
             }
             from += columns;
@@ -244,21 +243,13 @@ public final class FusedGradients {
                     }
                 }
             }
-            NDArray product = product(left, right);
+            NDArray product = Torch.matMul(left, right);
             if (own == null) {
                 return Torch.cast(product, type);
             }
             TorchInPlace.add(own, product);
             return null;
         }
-    }
-
-    /** By {@code mmOut}: columns of a gradient are not adjacent, nor are those of some inputs. */
-    private static NDArray product(NDArray left, NDArray right) {
-        Shape shape = new Shape(left.getShape().get(0), right.getShape().get(1));
-        NDArray product = Torch.empty(left.getManager(), shape, Torch.scalarType(left));
-        Torch.mmOut(product, left, right);
-        return product;
     }
 
     private static NDArray concatenated(List<NDArray> arrays, int dimension) {
