@@ -592,11 +592,11 @@ public final class Torch {
      */
     private static boolean isSpreadVector(NDArray array) {
         TensorInfo info = info(array);
-        long columns = array.getShape().getLastDimension();
-        return info.type().itemSize() == Short.BYTES
-                && !info.isContiguous()
-                && (columns == 1 || info.count() == columns)
-                && !device(array).isGpu();
+        if (info.type().itemSize() != Short.BYTES || info.isContiguous()) {
+            return false;
+        }
+        long columns = info.sizes()[info.sizes().length - 1];
+        return (columns == 1 || info.count() == columns) && !device(array).isGpu();
     }
 
     /**
