@@ -113,48 +113,48 @@ __device__ __forceinline__ void copy_k_blocks(const WideMatmul& args, const Ring
   }
 }
 
-// The sums of two adjacent columns of a row.
-struct ColumnPair {
-  float values[2];
+// The column of the odd quarter of a pair for one of the even quarter; gated: not of the output, only of the bias and the addend.
+template <int COLUMNS>
+__device__ __forceinline__ u32 odd_column(const WideMatmul& args, u32 column) {
+  return column + (args.gated ? (u32)args.width : COLUMNS / 4);
+}
 
-  __device__ __forceinline__ void scale(float x_scale, float2 scales) {
-    values[0] *= x_scale * scales.x;
-    values[1] *= x_scale * scales.y;
-  }
-  __device__ __forceinline__ void add_bias(const Bits* bias, u32 column) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) values[i] += T::load(bias[column + i]);
-  }
-  __device__ __forceinline__ void add(const float* addend, u32 column) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) values[i] += addend[column + i];
-  }
-};
+__device__ __forceinline__ void add(float* sums, float2 addend) {
+  sums[0] += addend.x;
+  sums[1] += addend.y;
+}
+
+__device__ __forceinline__ float2 load_bias(const Bits* bias) { return make_float2(T::load(bias[0]), T::load(bias[1])); }
 
 // Stores two columns of the even quarter of a pair and the same columns of the odd one; gated: gates times values. `column`: of the output.
 template <int COLUMNS>
-__device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 column, ColumnPair even, ColumnPair odd) {
-  bool gated = args.gated;
-  u32 width = args.width, odd_column = column + (gated ? width : COLUMNS / 4);  // gated: not of the output, only of the bias
-  bool has_odd = gated || odd_column < width;
+__device__ __forceinline__ void store(const WideMatmul& args, u32 row, u32 column, const float* even, const float* odd) {
+  u32 width = args.width;
   if (row >= args.batch || column >= width) return;
-  if (args.bias) {
-    even.add_bias(args.bias, column);
-    if (has_odd) odd.add_bias(args.bias, odd_column);
-  }
-  if (args.addend.elements && args.addend.adapted[row]) {
-    const float* addend = args.addend.elements + (u64)row * (gated ? 2 * width : width);
-    even.add(addend, column);
-    if (has_odd) odd.add(addend, odd_column);
-  }
   Bits* to = args.output + row * args.stride;
-  if (gated) {
-    float first = silu_fast(even.values[0]) * odd.values[0], second = silu_fast(even.values[1]) * odd.values[1];
-    *(u32*)(to + column) = pack(T(), first, second);
+  if (args.gated) {
+    *(u32*)(to + column) = pack(T(), silu_fast(even[0]) * odd[0], silu_fast(even[1]) * odd[1]);
     return;
   }
-  *(u32*)(to + column) = pack(T(), even.values[0], even.values[1]);
-  if (has_odd) *(u32*)(to + odd_column) = pack(T(), odd.values[0], odd.values[1]);
+  *(u32*)(to + column) = pack(T(), even[0], even[1]);
+  if (odd_column<COLUMNS>(args, column) < width) *(u32*)(to + odd_column<COLUMNS>(args, column)) = pack(T(), odd[0], odd[1]);
+}
+
+// Where two adjacent sums of a thread belong.
+struct Place {
+  u32 row;  // 0 or 1: of the thread's rows
+  u32 pair;
+  u32 in_quarter;  // the first one's column of the quarter
+  u32 column;      // of the output
+};
+
+// Calls f(even sums, odd sums, place) for each two adjacent columns.
+template <int PASSES, int SUMS, typename Places, typename F>
+__device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const Places& place, const F& f) {
+#pragma unroll
+  for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+    for (int i = 0; i < SUMS; i += 2) f(sums[pass][0] + i, sums[pass][1] + i, place(pass, i));
 }
 
 template <int ROWS, int COLUMNS, int CLUSTER>
@@ -218,64 +218,88 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
     next.skip(1, STAGES);
   }
 
-  // Step 2: store. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns.
-  u32 first_row = x_row + warp % 4 * 16 + lane / 4, pair_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
-  float x_scales[2] = {1, 1};  // of the thread's rows
-  if (E4M3 || args.addend.elements) wait_for_primary();  // then x_scales or the addend are complete
-  if (E4M3) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < args.batch ? args.x_scales[first_row + r * 8] : 0;
-    barrier<1, CONSUMERS>();  // `scales` are complete
-  }
-  auto store_sums = [&](u32 pass, u32 i, ColumnPair even, ColumnPair odd) {
-    u32 pair = first_pair + pass, in_quarter = i / 4 * 8 + lane % 4 * 2;
-    if (E4M3) {
-      even.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][0][in_quarter]);
-      odd.scale(x_scales[i % 4 / 2], *(const float2*)&scales[pair][1][in_quarter]);
-    }
-    store<COLUMNS>(args, first_row + i % 4 / 2 * 8, (tile * 2 + pair) * pair_columns + in_quarter, even, odd);
-  };
+  // Step 2: add up. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns. Each block gets some of each quarter.
+  float own[PASSES][2][OWN_SUMS];  // of the even and the odd quarter
   if (CLUSTER == 1) {
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
-      for (int i = 0; i < QUARTER_SUMS; i += 2) {
-        const float *even = sums[pass] + i, *odd = even + QUARTER_SUMS;
-        store_sums(pass, i, {even[0], even[1]}, {odd[0], odd[1]});
+      for (int i = 0; i < 2 * OWN_SUMS; i++) own[pass][i / OWN_SUMS][i % OWN_SUMS] = sums[pass][i];
+  } else {
+    // Blocks send each sum to the thread of the same index in the block that adds it up.
+    typedef float Exchange[CLUSTER][PASSES][2][OWN_SUMS][CONSUMERS * WARP];
+    static_assert(sizeof(Exchange) <= STAGES * sizeof(StageMemory<ROWS, COLUMNS>) || CLUSTER == 1, "the exchanged sums must fit into the ring");
+    Exchange& exchange = *(Exchange*)memory;
+    cluster_barrier();  // The rings of all blocks have been read.
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+      for (int i = 0; i < 2 * QUARTER_SUMS; i++) {
+        u32 in_quarter = i % QUARTER_SUMS;
+        float* to = &exchange[rank][pass][i / QUARTER_SUMS][in_quarter % OWN_SUMS][threadIdx.x];
+        *of_block(to, in_quarter / OWN_SUMS) = sums[pass][i];
       }
-    return;
+    cluster_barrier();
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+      for (int i = 0; i < 2 * OWN_SUMS; i++) {
+        float sum = 0;
+#pragma unroll
+        for (int block = 0; block < CLUSTER; block++) sum += exchange[block][pass][i / OWN_SUMS][i % OWN_SUMS][threadIdx.x];
+        own[pass][i / OWN_SUMS][i % OWN_SUMS] = sum;
+      }
   }
-  // Clusters first send each sum to the thread of the same index in the block that adds it up.
-  typedef float Exchange[CLUSTER][PASSES][2][OWN_SUMS][CONSUMERS * WARP];
-  static_assert(CLUSTER == 1 || sizeof(Exchange) <= STAGES * sizeof(StageMemory<ROWS, COLUMNS>), "the exchanged sums must fit into the ring");
-  Exchange& exchange = *(Exchange*)memory;
-  cluster_barrier();  // The rings of all blocks have been read.
+
+  // Step 3: scale, add and store.
+  u32 width = args.width, outputs = args.gated ? 2 * width : width;
+  u32 first_row = x_row + warp % 4 * 16 + lane / 4, pair_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
+  auto place = [&](int pass, int i) {
+    u32 sum = rank * OWN_SUMS + i, pair = first_pair + pass, in_quarter = sum / 4 * 8 + lane % 4 * 2;
+    return Place{sum % 4 / 2, pair, in_quarter, (tile * 2 + pair) * pair_columns + in_quarter};
+  };
+  if (E4M3 || args.addend.elements) wait_for_primary();  // then x_scales or the addend are complete
+  if (E4M3) {
+    float x_scales[2];  // of the thread's rows
 #pragma unroll
-  for (int pass = 0; pass < PASSES; pass++)
+    for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < args.batch ? args.x_scales[first_row + r * 8] : 0;
+    barrier<1, CONSUMERS>();  // `scales` are complete
+    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
 #pragma unroll
-    for (int i = 0; i < 2 * QUARTER_SUMS; i++) {
-      u32 in_quarter = i % QUARTER_SUMS;
-      float* to = &exchange[rank][pass][i / QUARTER_SUMS][in_quarter % OWN_SUMS][threadIdx.x];
-      *of_block(to, in_quarter / OWN_SUMS) = sums[pass][i];
-    }
-  cluster_barrier();
+      for (int k = 0; k < 2; k++) {
+        even[k] *= x_scales[at.row] * scales[at.pair][0][at.in_quarter + k];
+        odd[k] *= x_scales[at.row] * scales[at.pair][1][at.in_quarter + k];
+      }
+    });
+  }
+  if (args.bias) {
+    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
+      u32 other = odd_column<COLUMNS>(args, at.column);
+      if (at.column < width) add(even, load_bias(args.bias + at.column));
+      if (at.column < width && other < outputs) add(odd, load_bias(args.bias + other));
+    });
+  }
+  if (args.addend.elements) {
+    bool adapted[2];  // the thread's rows
 #pragma unroll
-  for (int pass = 0; pass < PASSES; pass++)
-#pragma unroll
-    for (int i = 0; i < OWN_SUMS; i += 2) {
-      ColumnPair both[2] = {};  // of the even and the odd quarter
-#pragma unroll
-      for (int block = 0; block < CLUSTER; block++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) both[j / 2].values[j % 2] += exchange[block][pass][j / 2][i + j % 2][threadIdx.x];
-      store_sums(pass, rank * OWN_SUMS + i, both[0], both[1]);
-    }
+    for (int r = 0; r < 2; r++) adapted[r] = first_row + r * 8 < args.batch && args.addend.adapted[first_row + r * 8];
+    // Loads everything before the first store, or each load would wait for the one before it.
+    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
+      const float* from = args.addend.elements + (u64)(first_row + at.row * 8) * outputs;
+      bool there = adapted[at.row] && at.column < width;
+      u32 other = odd_column<COLUMNS>(args, at.column);
+      add(even, there ? *(const float2*)(from + at.column) : make_float2(0, 0));
+      add(odd, there && other < outputs ? *(const float2*)(from + other) : make_float2(0, 0));
+    });
+  }
+  for_sums(own, place, [&](float* even, float* odd, const Place& at) { store<COLUMNS>(args, first_row + at.row * 8, at.column, even, odd); });
 }
 
-#define WIDE_MATMUL(rows, columns, cluster)                                                            \
-  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, 1)             \
-      decode_wide_matmul_##rows##_##columns##_##cluster(const __grid_constant__ WideMatmul args) {     \
-    wide_matmul<rows, columns, cluster>(args);                                                         \
+// Few registers with 64 rows, for blocks of other kernels beside. e4m3 needs more.
+#define WIDE_MATMUL(rows, columns, cluster)                                                                                   \
+  extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, rows == GROUP_ROWS && !E4M3 ? 2 : 1)  \
+      decode_wide_matmul_##rows##_##columns##_##cluster(const __grid_constant__ WideMatmul args) {                            \
+    wide_matmul<rows, columns, cluster>(args);                                                                                \
   }
 
 // ROWS, COLUMNS, CLUSTER; WideMatmul.java reads these lines. Clusters of 4 are slow: only 30 run at a time on an H100.

@@ -445,7 +445,7 @@ final class Decoder implements AutoCloseable {
         if (key.adapted && lora.isEmpty()) {
             lora = Optional.of(keep(loraKernels()));
         }
-        if (matmuls.isLarge(key.rows)) {
+        if (matmuls.isLarge(key.rows, key.adapted)) {
             record(key); // cuBLASLt may load kernels. The graph computes the same again.
         }
         return CudaGraph.capture(stream, () -> record(key));

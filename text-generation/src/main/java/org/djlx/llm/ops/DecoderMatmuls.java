@@ -40,6 +40,9 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class DecoderMatmuls {
 
+    /** The most rows for which {@link DecoderKernels#matmul} is faster even with adapters. */
+    private static final int FEW_ROWS = 8;
+
     private final ModelConfig config;
     private final ProcessGroup group;
     private final ModelWeights weights;
@@ -120,14 +123,21 @@ final class DecoderMatmuls {
 
     /**
      * Returns whether a step is large: whether it has more rows than {@link
-     * ModelKernels#matmulRows}. No step is large if the decoder is batch-invariant or the weights
-     * are INT4.
+     * ModelKernels#matmulRows}, or more than {@value #FEW_ROWS}, adapters, and weights in 16 bits
+     * that {@link WideMatmul} supports, because the adapters' kernels do not fit beside {@link
+     * DecoderKernels#matmul}. No step is large if the decoder is batch-invariant or the weights are
+     * INT4.
+     *
+     * @param adapted whether rows may have adapters
      */
-    boolean isLarge(int rows) {
+    boolean isLarge(int rows, boolean adapted) {
         // With INT4, reading the weights again for each 32 rows is faster than converting them.
         Quantization quantization = weights.format().quantization();
-        boolean neverLarge = batchInvariant || quantization == Quantization.INT4;
-        return !neverLarge && rows > ModelKernels.matmulRows(quantization, false);
+        if (batchInvariant || quantization == Quantization.INT4) {
+            return false;
+        }
+        boolean besideAdapters = adapted && quantization == Quantization.NONE && wideMatmul != null;
+        return rows > (besideAdapters ? FEW_ROWS : ModelKernels.matmulRows(quantization, false));
     }
 
     /**
@@ -181,7 +191,7 @@ final class DecoderMatmuls {
         private Step(int rows, Optional<LoraKernels.Step> lora) {
             this.rows = rows;
             this.lora = lora;
-            large = DecoderMatmuls.this.isLarge(rows);
+            large = DecoderMatmuls.this.isLarge(rows, lora.isPresent());
             // A chain normalises rows itself, but lora_shrink reads normalised rows.
             chained = chain != null && !large && lora.isEmpty() && chain.isFor(rows);
             partial = first(residuals[0], rows);

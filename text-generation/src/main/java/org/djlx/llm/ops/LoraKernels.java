@@ -49,18 +49,15 @@ final class LoraKernels implements AutoCloseable {
     private static final int GROUP_ROWS = CONSTANTS.value("GROUP_ROWS");
     private static final int THREADS = CONSTANTS.value("LORA_WARPS") * CONSTANTS.value("WARP");
     private static final int MAX_LOW = CONSTANTS.value("MAX_LOW");
+    private static final int MAX_PARTS = CONSTANTS.value("MAX_PARTS"); // thread blocks along x
+    private static final int EXPAND_OUTPUTS = CONSTANTS.value("EXPAND_OUTPUTS");
     private static final int MAX_SLICES = CONSTANTS.value("MAX_SLICES");
 
     /** Thread blocks along y, which take groups in turn. */
     private static final int GRID_GROUPS = 8;
 
     /** Blocks of an SM that multiply by B. A matmul's block must fit beside them. */
-    private static final int EXPAND_BLOCKS = 2;
-
-    /**
-     * Thread blocks along x that multiply by A in turn: as many as three slices of rank 16 need.
-     */
-    private static final int SHRINK_BLOCKS = 3 * 16 / CONSTANTS.value("SHRINK_ROWS");
+    private static final int EXPAND_BLOCKS = 4;
 
     /** The ranks of matrices in a {@link #table} are multiples of this. */
     static final int RANK_STEP = CONSTANTS.value("RANK_STEP");
@@ -89,7 +86,7 @@ final class LoraKernels implements AutoCloseable {
             int maxOutputs,
             int projections) {
         ready = manager.zeros(new Shape(projections), DataType.INT32);
-        low = Torch.empty(manager, new Shape(maxRows, MAX_LOW), ScalarType.FLOAT32);
+        low = Torch.empty(manager, new Shape(MAX_PARTS, maxRows, MAX_LOW), ScalarType.FLOAT32);
         addend = Torch.empty(manager, new Shape(maxRows, maxOutputs), ScalarType.FLOAT32);
         String option = "-DTYPE=" + DecoderKernels.TYPES.get(type);
         module = new KernelCompiler(KernelCache.user()).load(device, SOURCE, option);
@@ -199,6 +196,7 @@ final class LoraKernels implements AutoCloseable {
         private final int rows;
         private final long groups;
         private int projection;
+        private long inputs; // of the projection
 
         private Step(CudaStream stream, int rows, long groups) {
             this.stream = stream;
@@ -213,7 +211,8 @@ final class LoraKernels implements AutoCloseable {
          */
         void shrink(int projection, long x, long inputs) {
             this.projection = projection;
-            launch(shrink, SHRINK_BLOCKS, x, inputs, 0, 0, 0);
+            this.inputs = inputs;
+            launch(shrink, MAX_PARTS, MAX_SLICES, x, 0, 0, 0);
         }
 
         /** Multiplies by B; returns the addend of the matmul, which has {@code outputs} outputs. */
@@ -229,8 +228,9 @@ final class LoraKernels implements AutoCloseable {
         }
 
         private void launchExpand(long product, long outputs, long stride) {
-            int blocks = Math.toIntExact((outputs + THREADS - 1) / THREADS);
-            launch(expand, Math.min(blocks, expandBlocks), 0, 0, product, outputs, stride);
+            int width = EXPAND_OUTPUTS * THREADS;
+            int blocks = Math.toIntExact((outputs + width - 1) / width);
+            launch(expand, Math.min(blocks, expandBlocks), 1, 0, product, outputs, stride);
         }
 
         private long ready() {
@@ -240,8 +240,8 @@ final class LoraKernels implements AutoCloseable {
         private void launch(
                 CudaKernel kernel,
                 int blocks,
+                int blocksAlongZ,
                 long x,
-                long inputs,
                 long product,
                 long outputs,
                 long stride) {
@@ -260,7 +260,8 @@ final class LoraKernels implements AutoCloseable {
                     .put("stride", stride)
                     .put("x_ready", ready());
             LaunchSize size =
-                    LaunchSize.of(blocks, THREADS).withGrid(Math.min(rows, GRID_GROUPS), 1);
+                    LaunchSize.of(blocks, THREADS)
+                            .withGrid(Math.min(rows, GRID_GROUPS), blocksAlongZ);
             kernel.launch(stream, size.asDependent(), arguments);
         }
     }

@@ -37,7 +37,6 @@ import org.junit.jupiter.params.provider.CsvSource;
 @Timeout(120)
 class LoraKernelsGpuTest {
 
-    private static final int INPUTS = 2056; // not a multiple of a thread block's packs
     private static final int PROJECTIONS = 4; // of an adapter; the first one has no matrices
     private static final int[] SLICES = {1000, 136, 168};
     private static final int[] GATED_SLICES = {648, 648};
@@ -46,6 +45,7 @@ class LoraKernelsGpuTest {
     private record Adapter(int rank, double[][] a, double[][] b) {}
 
     private final Random random = new Random(3);
+    private int inputs;
     private NDManager manager;
     private ScalarType type;
 
@@ -67,7 +67,7 @@ class LoraKernelsGpuTest {
         double[][] b = new double[slices.length][];
         for (int i = 0; i < slices.length; i++) {
             if (present[i]) {
-                a[i] = gaussian(rank * INPUTS, 0.1);
+                a[i] = gaussian(rank * inputs, 0.1);
                 b[i] = gaussian(slices[i] * rank, 1);
             }
         }
@@ -83,7 +83,7 @@ class LoraKernelsGpuTest {
         int depth = (int) IntStream.range(0, slices.length).filter(i -> of.a[i] != null).count();
         depth *= padded;
         int outputs = IntStream.of(slices).sum();
-        double[] a = new double[depth * INPUTS];
+        double[] a = new double[depth * inputs];
         double[] b = new double[outputs * depth];
         List<Adapters.Outputs> all = new ArrayList<>();
         int column = 0;
@@ -97,7 +97,7 @@ class LoraKernelsGpuTest {
             end += slices[i];
             all.add(new Adapters.Outputs(end, there ? column : -1));
             if (there) {
-                System.arraycopy(of.a[i], 0, a, column * INPUTS, of.rank * INPUTS);
+                System.arraycopy(of.a[i], 0, a, column * inputs, of.rank * inputs);
                 column += padded;
             }
         }
@@ -106,7 +106,7 @@ class LoraKernelsGpuTest {
                 depth == 0
                         ? null
                         : new Adapters.LowRank(
-                                linear(array(depth, INPUTS, a)),
+                                linear(array(depth, inputs, a)),
                                 linear(array(outputs, depth, b)),
                                 padded,
                                 all);
@@ -136,14 +136,14 @@ class LoraKernelsGpuTest {
     }
 
     /** Returns what an adapter adds to each output of a row of x. */
-    private static Sum[] added(Adapter of, int[] slices, double[] x, int row) {
+    private Sum[] added(Adapter of, int[] slices, double[] x, int row) {
         Sum[] added = new Sum[IntStream.of(slices).sum()];
         int output = 0;
         for (int i = 0; i < slices.length; i++) {
             double[] low = new double[of.rank];
             double[] most = new double[of.rank];
             for (int r = 0; of.a[i] != null && r < of.rank; r++) {
-                Sum sum = dot(of.a[i], r * INPUTS, x, row * INPUTS, INPUTS);
+                Sum sum = dot(of.a[i], r * inputs, x, row * inputs, inputs);
                 low[r] = sum.value;
                 most[r] = sum.most;
             }
@@ -175,30 +175,35 @@ class LoraKernelsGpuTest {
         return words;
     }
 
-    @ParameterizedTest(name = "{0}, rank {1}, {2} rows")
+    @ParameterizedTest(name = "{0}, rank {1}, {2} rows of {3}")
     @CsvSource({
-        "BFLOAT16, 1, 1",
-        "FLOAT16, 8, 1",
-        "BFLOAT16, 16, 1",
-        "BFLOAT16, 64, 1",
-        "FLOAT16, 1, 3",
-        "BFLOAT16, 8, 3",
-        "FLOAT16, 16, 3",
-        "BFLOAT16, 64, 3",
-        "BFLOAT16, 1, 32",
-        "FLOAT16, 8, 32",
-        "BFLOAT16, 16, 32",
-        "FLOAT16, 16, 32",
-        "BFLOAT16, 64, 32",
-        "BFLOAT16, 1, 256",
-        "BFLOAT16, 8, 256",
-        "FLOAT16, 16, 256",
-        "BFLOAT16, 64, 256",
-        "BFLOAT16, 256, 100"
+        "BFLOAT16, 1, 1, 2056",
+        "FLOAT16, 8, 1, 2056",
+        "BFLOAT16, 16, 1, 2056",
+        "BFLOAT16, 64, 1, 2056",
+        "FLOAT16, 1, 3, 2056",
+        "BFLOAT16, 8, 3, 2056",
+        "FLOAT16, 16, 3, 2056",
+        "BFLOAT16, 64, 3, 2056",
+        "BFLOAT16, 1, 32, 2056",
+        "FLOAT16, 8, 32, 2056",
+        "BFLOAT16, 16, 32, 2056",
+        "FLOAT16, 16, 32, 2056",
+        "BFLOAT16, 64, 32, 2056",
+        "BFLOAT16, 1, 256, 2056",
+        "BFLOAT16, 8, 256, 2056",
+        "FLOAT16, 16, 256, 2056",
+        "BFLOAT16, 64, 256, 2056",
+        "BFLOAT16, 256, 100, 2056",
+        "FLOAT16, 16, 9, 8",
+        "BFLOAT16, 24, 5, 1024",
+        "BFLOAT16, 16, 3, 16384",
+        "FLOAT16, 64, 3, 20008"
     })
-    void rowsGetTheirAdapters(ScalarType elements, int rank, int rows) {
+    void rowsGetTheirAdapters(ScalarType elements, int rank, int rows, int inputs) {
         GpuTests.require(1, NativeLibrary.NVRTC);
         type = elements;
+        this.inputs = inputs;
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         try (NDManager arrays = NDManager.newBaseManager(Device.gpu(0));
                 CudaDevice device = CudaDevice.open(Device.gpu(0));
@@ -243,18 +248,18 @@ class LoraKernelsGpuTest {
                         adapter(3, slices, false, true, false),
                         adapter(rank, slices, false, false, false));
         List<NDArray> tables = adapters.stream().map(of -> table(of, slices)).toList();
-        double[] x = gaussian(rows * INPUTS, 1);
-        double[] weight = gaussian(outputs * INPUTS, 0.1);
-        long xAddress = Torch.dataPointer(array(rows, INPUTS, x));
-        long weightAddress = Torch.dataPointer(array(outputs, INPUTS, weight));
+        double[] x = gaussian(rows * inputs, 1);
+        double[] weight = gaussian(outputs * inputs, 0.1);
+        long xAddress = Torch.dataPointer(array(rows, inputs, x));
+        long weightAddress = Torch.dataPointer(array(outputs, inputs, weight));
         double[] before = gaussian(rows * (outputs + 2), 5);
         NDArray product = array(rows, outputs + 2, before);
         NDArray few = Torch.empty(manager, new Shape(rows, width), type);
         NDArray wide = Torch.empty(manager, new Shape(rows, width), type);
         boolean isWide = kernels.wideMatmul() != null && rows <= WideMatmul.MAX_ROWS;
-        QuantizeKernels.Matrix left = new QuantizeKernels.Matrix(16, xAddress, 0, rows, INPUTS);
+        QuantizeKernels.Matrix left = new QuantizeKernels.Matrix(16, xAddress, 0, rows, inputs);
         QuantizeKernels.Matrix right =
-                new QuantizeKernels.Matrix(16, weightAddress, 0, outputs, INPUTS);
+                new QuantizeKernels.Matrix(16, weightAddress, 0, outputs, inputs);
         MatmulChain.Link link =
                 new MatmulChain.Link(
                         gated, Torch.dataPointer(few), width, xAddress, right, 0, null);
@@ -273,9 +278,9 @@ class LoraKernelsGpuTest {
                         () -> {
                             LoraKernels.Step step =
                                     lora.begin(stream, rows, Torch.dataPointer(groups));
-                            step.shrink(1, xAddress, INPUTS);
+                            step.shrink(1, xAddress, inputs);
                             kernels.matmul(stream, rows, link, step.expand(outputs));
-                            step.shrink(2, xAddress, INPUTS);
+                            step.shrink(2, xAddress, inputs);
                             if (isWide) {
                                 kernels.wideMatmul()
                                         .launch(
@@ -288,10 +293,10 @@ class LoraKernelsGpuTest {
                                                 width,
                                                 step.expand(outputs));
                             }
-                            step.shrink(3, xAddress, INPUTS);
+                            step.shrink(3, xAddress, inputs);
                             step.expandInto(Torch.dataPointer(product), outputs, outputs + 2);
                         })) {
-            List<double[]> results = new ArrayList<>();
+            List<List<double[]>> results = List.of(new ArrayList<>(), new ArrayList<>());
             for (int[] mix : mixes) {
                 try (NDArray next = manager.create(groups(tables, mix));
                         NDArray fresh = array(rows, outputs + 2, before)) {
@@ -301,25 +306,28 @@ class LoraKernelsGpuTest {
                 device.synchronize();
                 graph.launch(stream);
                 device.synchronize();
-                results.add(values(few));
+                results.get(0).add(values(few));
+                results.get(1).add(isWide ? values(wide) : values(few));
                 requireNear(values(few), x, weight, adapters, mix, slices, gated);
                 if (isWide) {
                     requireNear(values(wide), x, weight, adapters, mix, slices, gated);
                 }
                 requireAdded(values(product), before, x, adapters, mix, slices);
             }
-            // A row has the same bits whatever the others have.
-            double[] plain = results.get(2); // No row has an adapter.
-            for (int m = 0; m < mixes.size(); m++) {
-                for (int row = 0; row < rows; row++) {
-                    int adapter = mixes.get(m)[row];
-                    double[] same =
-                            adapter < 0
-                                    ? plain
-                                    : adapter == mixes.get(0)[row] ? results.get(0) : null;
-                    if (same != null) {
-                        assertArrayEquals(row(same, row, width), row(results.get(m), row, width));
-                    }
+            results.forEach(of -> requireSameRows(of, mixes, width));
+        }
+    }
+
+    /** Requires that a row has the same bits whatever the others have. */
+    private static void requireSameRows(List<double[]> results, List<int[]> mixes, int width) {
+        double[] plain = results.get(2); // No row has an adapter.
+        for (int m = 0; m < mixes.size(); m++) {
+            for (int row = 0; row < mixes.get(m).length; row++) {
+                int adapter = mixes.get(m)[row];
+                double[] same =
+                        adapter < 0 ? plain : adapter == mixes.get(0)[row] ? results.get(0) : null;
+                if (same != null) {
+                    assertArrayEquals(row(same, row, width), row(results.get(m), row, width));
                 }
             }
         }
@@ -343,7 +351,7 @@ class LoraKernelsGpuTest {
             Sum[] sums = new Sum[outputs];
             Sum[] added = mix[row] < 0 ? null : added(adapters.get(mix[row]), slices, x, row);
             for (int n = 0; n < outputs; n++) {
-                Sum sum = dot(x, row * INPUTS, weight, n * INPUTS, INPUTS);
+                Sum sum = dot(x, row * inputs, weight, n * inputs, inputs);
                 sums[n] =
                         added == null
                                 ? sum
