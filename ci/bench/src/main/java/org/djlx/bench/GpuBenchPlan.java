@@ -5,8 +5,11 @@ import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
+import java.util.Optional;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import java.util.stream.Stream;
 import org.djlx.bench.GpuBenchCase.Operation;
 import org.djlx.collectives.launch.cli.UsageException;
 import org.djlx.fusedops.cost.Path;
@@ -21,7 +24,6 @@ final class GpuBenchPlan {
                     + "ag:1K,ag:128K,ag:1M,ag:8M,ag:32M,rs:1K,rs:128K,rs:1M,rs:8M,rs:32M";
 
     private static final String NONE = "none";
-    private static final String PIPELINED = "pipelined:";
     private static final Pattern SHAPE =
             Pattern.compile("(?:(ag|rs):)?(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
     private static final Pattern MODEL =
@@ -71,10 +73,12 @@ final class GpuBenchPlan {
         Matcher model = MODEL.matcher(shape);
         Matcher matcher = SHAPE.matcher(shape);
         Matcher norm = NORM.matcher(shape);
-        if (shape.startsWith(PIPELINED)) {
+        Optional<Path> path =
+                Stream.of(Path.values()).filter(of -> shape.startsWith(prefix(of))).findFirst();
+        if (path.isPresent()) {
             List<GpuBenchCase> forced = new ArrayList<>();
-            addFused(forced, shape.substring(PIPELINED.length()), worldSize);
-            forced.forEach(each -> cases.add(each.by(Path.PIPELINED)));
+            addFused(forced, shape.substring(prefix(path.get()).length()), worldSize);
+            forced.forEach(each -> cases.add(each.by(path.get())));
         } else if (shape.equals("tiny")) {
             int side = 16 * worldSize;
             cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, side, side, side));
@@ -110,6 +114,10 @@ final class GpuBenchPlan {
                 cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, n, k));
             }
         }
+    }
+
+    private static String prefix(Path path) {
+        return path.name().toLowerCase(Locale.ROOT) + ":";
     }
 
     /** Adds the two matmuls of a Llama's MLP. */

@@ -279,6 +279,7 @@ class GpuBenchTest {
                         List.of(
                                 "tiny",
                                 "pipelined:ag:64x32x32",
+                                "fused:rs:64x32x32",
                                 "ag:512x1024x8192",
                                 "llama-8b:16-64",
                                 "norm:3x100"),
@@ -290,6 +291,8 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 32, 32),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 64, 32, 32)
                                 .by(org.djlx.fusedops.cost.Path.PIPELINED),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 32, 32)
+                                .by(org.djlx.fusedops.cost.Path.FUSED),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 512, 1024, 8192),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 16, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 16, 4096, 14336),
