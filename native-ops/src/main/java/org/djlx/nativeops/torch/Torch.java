@@ -413,6 +413,35 @@ public final class Torch {
         return new TensorTemplate(device, shape, type).create(manager).array();
     }
 
+    /** {@return a new contiguous array of zeros} Parameters and errors as {@link #empty}. */
+    public static NDArray zeros(NDManager manager, Shape shape, ScalarType type) {
+        return zeroed(empty(manager, shape, type));
+    }
+
+    /**
+     * {@return a new contiguous array of zeros of the shape and type of an array, in its manager
+     * and on its device} DJL's {@link NDArray#zerosLike} ends the JVM if DJL has no {@code
+     * DataType} for the type, as for bfloat16.
+     */
+    public static NDArray zerosLike(NDArray array) {
+        return zeroed(emptyLike(array, scalarType(array)));
+    }
+
+    private static NDArray zeroed(NDArray array) {
+        try {
+            TorchInPlace.zero(array);
+            return array;
+        } catch (Throwable e) {
+            array.close();
+            throw e;
+        }
+    }
+
+    private static NDArray emptyLike(NDArray array, ScalarType type) {
+        Shape shape = new Shape(sizes(array));
+        return new TensorTemplate(device(array), shape, type).create(array.getManager()).array();
+    }
+
     /**
      * Creates an array that owns a new tensor; deletes the tensor on failure. The memory owns the
      * elements; null if libtorch or a buffer, as {@link BufferOfArray#get}, does.
@@ -488,13 +517,9 @@ public final class Torch {
      * are converted as by {@link #copy}.
      */
     public static NDArray cast(NDArray array, ScalarType type) {
-        PtNDArray source = TorchChecks.array(array, "the array");
-        long from = TorchChecks.tensor(source, "the array");
+        long from = TorchChecks.tensor(array, "the array");
         Tensors.scalarType(from);
-        NDArray result =
-                new TensorTemplate(Tensors.device(from), new Shape(Tensors.sizes(from)), type)
-                        .create(source.getManager())
-                        .array();
+        NDArray result = emptyLike(array, type);
         try {
             AotiTorch.check(
                     AotiTorch.aoti_torch_copy_(TorchChecks.tensor(result, "the result"), from, 0),

@@ -28,7 +28,8 @@ final class TorchDispatcher {
         SET_("aten::set_", ""),
         SET_SOURCE("aten::set_", "source_Tensor"),
         SILU("aten::silu", ""),
-        VERSION("aten::_version", "");
+        VERSION("aten::_version", ""),
+        ZERO_("aten::zero_", "");
 
         private final Memory name;
         private final Memory overload;

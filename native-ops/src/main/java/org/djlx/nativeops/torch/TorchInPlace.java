@@ -103,6 +103,14 @@ public final class TorchInPlace {
         TorchDispatcher.inPlace(operator, operation, tensors);
     }
 
+    /** Sets every element of an array of any type to zero. */
+    public static void zero(NDArray array) {
+        TorchDispatcher.inPlace(
+                TorchDispatcher.Operator.ZERO_,
+                "TorchInPlace.zero",
+                TorchChecks.tensor(array, "the array"));
+    }
+
     /**
      * Multiplies every element of an array of a floating-point type other than float8 by a number:
      * {@code acc *= factor}. The factor is rounded to float32 first unless the array is of float64.
