@@ -94,7 +94,7 @@ final class DecoderMatmuls {
         for (int i = 0; i < residuals.length; i++) {
             residuals[i] = rows(manager, maxRows, hidden);
         }
-        zeros = rows(manager, maxRows, hidden);
+        zeros = Torch.zeros(manager, new Shape(maxRows, hidden), config.type());
         norm = rows(manager, maxRows, hidden);
         gateUp = rows(manager, maxRows, 2 * inner);
         activated = rows(manager, maxRows, inner);
@@ -104,9 +104,6 @@ final class DecoderMatmuls {
         chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
         List<ModelWeights.Linear> adaptable = Adapters.projections(model);
         IntStream.range(0, adaptable.size()).forEach(i -> projections.put(adaptable.get(i), i));
-        try (NDArray zero = manager.create(0f)) {
-            Torch.copy(zeros, zero.broadcast(zeros.getShape()));
-        }
     }
 
     private NDArray rows(NDManager manager, int rows, int size) {

@@ -123,7 +123,7 @@ final class EncoderWeights implements AutoCloseable {
 
     Norm normWithoutBias(String name) {
         NDArray weight = array(name + ".weight", sizes.hidden());
-        return new Norm(weight, weight.zerosLike(), (float) sizes.epsilon());
+        return new Norm(weight, Torch.zerosLike(weight), (float) sizes.epsilon());
     }
 
     /** Throws an {@link IllegalArgumentException} if the files have weights of other layers. */

@@ -16,6 +16,7 @@ import org.djlx.nativeops.cuda.CudaMemory;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 
 /**
  * One rank's part of the paged KV cache: for each layer an array of keys and one of values, of
@@ -76,9 +77,7 @@ public final class KvCache implements AutoCloseable {
         NDArray array = Torch.view(manager, memory, end, shape, type);
         end += shape.size() * type.itemSize();
         if (gpu != null) {
-            try (NDArray zero = manager.create(0f)) {
-                Torch.copy(array, zero.broadcast(shape));
-            }
+            TorchInPlace.zero(array);
         }
         return array;
     }

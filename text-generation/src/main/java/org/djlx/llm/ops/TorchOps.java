@@ -6,7 +6,6 @@ import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Map;
@@ -127,8 +126,7 @@ final class TorchOps extends ArrayOps {
             return x;
         }
         Shape shape = new Shape(missing, x.getShape().get(1));
-        NDArray zeros =
-                Torch.cast(x.getManager().zeros(shape, DataType.FLOAT32), Torch.scalarType(x));
+        NDArray zeros = Torch.zeros(x.getManager(), shape, Torch.scalarType(x));
         return NDArrays.concat(new NDList(x, zeros), 0);
     }
 

@@ -26,6 +26,7 @@ import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.host.NativeMemory;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.nativeops.torch.TorchInPlace;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -468,9 +469,8 @@ final class WeightReader implements AutoCloseable {
         long rows = array.getShape().get(0);
         long present = Math.max(0, Math.min(rows, config.vocabularySize() - from));
         if (present < rows) {
-            try (NDArray rest = Torch.narrow(array, 0, present, rows - present);
-                    NDArray zeros = manager.zeros(rest.getShape())) {
-                Torch.copy(rest, zeros);
+            try (NDArray rest = Torch.narrow(array, 0, present, rows - present)) {
+                TorchInPlace.zero(rest);
             }
         }
         if (present > 0) {

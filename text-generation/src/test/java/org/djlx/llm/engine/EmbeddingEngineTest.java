@@ -7,6 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import ai.djl.Device;
+import ai.djl.ndarray.types.DataType;
 import com.google.gson.Gson;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
@@ -99,6 +100,20 @@ class EmbeddingEngineTest {
             check(model, reference, texts(1), "mean_tokens");
             check(model, reference, texts(5, 5, 5), "mean_tokens");
             check(model, reference, texts(3, 150, 1, 17, 64, 17, 2, 33, 150, 90), "mean_tokens");
+        }
+    }
+
+    /** The weights, the attention of blocks and the norms without a bias in 16 bits. */
+    @ParameterizedTest
+    @CsvSource({"FLOAT16, 4e-3", "BFLOAT16, 3e-2"})
+    void equalsTheReferenceIn16Bits(DataType type, double tolerance) throws IOException {
+        for (String model : EncoderFiles.MODEL_TYPES) {
+            EncoderFiles.write(directory, model, "", "mean_tokens");
+            EncoderReference reference = new EncoderReference(directory, "");
+            try (EmbeddingModel own =
+                    EmbeddingEngine.builder().setDirectory(directory).optDataType(type).build()) {
+                check(own, reference, texts(3, 150, 17, 64), "mean_tokens", tolerance);
+            }
         }
     }
 
