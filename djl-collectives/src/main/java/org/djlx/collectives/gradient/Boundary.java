@@ -11,7 +11,6 @@ import java.util.List;
 import java.util.Map;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.torch.NoGradient;
-import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
 
@@ -285,7 +284,10 @@ final class Boundary implements AutoCloseable {
             NDArray output = outputs.get(i);
             NDArray gradient = JniUtils.getGradient((PtNDArray) output);
             if (gradient == null) {
-                gradient = received[i] == null ? zeros(output) : received[i];
+                gradient =
+                        received[i] == null
+                                ? Torch.zeros(manager, output.getShape(), Torch.scalarType(output))
+                                : received[i];
                 shared.add(Torch.info(gradient));
             } else if (received[i] != null) {
                 gradient = gradient.add(received[i]);
@@ -295,12 +297,6 @@ final class Boundary implements AutoCloseable {
             gradients.add(gradient);
         }
         return rule.differentiate(inputs, kept, gradients);
-    }
-
-    private NDArray zeros(NDArray like) {
-        ScalarType type = Torch.scalarType(like);
-        NDArray zeros = manager.zeros(like.getShape());
-        return type == ScalarType.FLOAT32 ? zeros : Torch.cast(zeros, type);
     }
 
     /**

@@ -4,7 +4,6 @@ package org.djlx.fusedops.kernel;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import java.util.ArrayList;
 import java.util.List;
@@ -152,10 +151,8 @@ final class Libtorch {
     }
 
     void clear(long address, long byteSize) {
-        Shape shape = new Shape(byteSize);
-        try (NDArray bytes = view(ScalarType.UINT8, address, shape);
-                NDArray zeros = manager.zeros(shape, DataType.UINT8)) {
-            NoGradient.run(() -> Torch.copy(bytes, zeros));
+        try (NDArray bytes = view(ScalarType.UINT8, address, new Shape(byteSize))) {
+            TorchInPlace.zero(bytes);
         }
     }
 
