@@ -40,6 +40,7 @@ import org.djlx.collectives.Agreement;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.ContextLoader;
+import org.djlx.nativeops.torch.Torch;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -116,6 +117,7 @@ final class P2pModel implements Model {
                                 .formatted(named.getKey()));
             }
         }
+        requireNamedTypes(getBlock());
         ProcessGroup parts = DividedBlock.groupOf(getBlock());
         boolean first = parts == null || parts.rank() == 0;
         // Creating the directory fails most often, so it comes first: all ranks then fail before a
@@ -148,6 +150,25 @@ final class P2pModel implements Model {
                     }
                     return null;
                 });
+    }
+
+    /** Refuses types whose files end the JVM that reads them; divided blocks write their own. */
+    private static void requireNamedTypes(Block block) {
+        for (Parameter parameter : block.getDirectParameters().values()) {
+            if (!(block instanceof DividedBlock)
+                    && parameter.isInitialized()
+                    && parameter.getArray().getDataType() == DataType.UNKNOWN) {
+                throw new IllegalArgumentException(
+                        ("save: the parameter '%s' of %s is %s, which DJL's files do not have; save"
+                             + " it by CheckpointManager or SafetensorsWriter, or give the block a"
+                             + " float32 array")
+                                .formatted(
+                                        parameter.getName(),
+                                        block.getClass().getSimpleName(),
+                                        Torch.scalarType(parameter.getArray())));
+            }
+        }
+        block.getChildren().values().forEach(P2pModel::requireNamedTypes);
     }
 
     /**
