@@ -20,6 +20,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.nativeops.host.ProcessExit;
 import org.djlx.training.data.JoinListener;
 import org.djlx.training.internal.BlockReplacement;
+import org.djlx.training.internal.DataTypes;
 import org.djlx.training.internal.Ranks;
 import org.djlx.training.internal.Replica;
 import org.djlx.training.precision.Autocast;
@@ -196,6 +197,9 @@ public final class DataParallelTrainer extends Trainer {
 
     @Override
     public void initialize(Shape... shapes) {
+        if (!block().isInitialized()) {
+            DataTypes.requireCreatable("initialize", getModel().getDataType());
+        }
         block().initialize(getModel().getNDManager(), getModel().getDataType(), shapes);
         load();
     }

@@ -62,7 +62,7 @@ public final class GradientSynchronizer extends TrainingListenerAdapter {
                     NDArray array = parameter.getArray();
                     NDArray gradient = JniUtils.getGradient((PtNDArray) array);
                     if (gradient == null) { // The forward pass of this rank has not used it.
-                        gradient = array.zerosLike();
+                        gradient = Torch.zerosLike(array);
                         Torch.setGradient(array, gradient);
                     }
                     gradients.add(gradient);

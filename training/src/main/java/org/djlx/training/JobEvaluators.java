@@ -13,10 +13,12 @@ import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.stream.Collectors;
 import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.training.internal.DataTypes;
 import org.djlx.training.internal.EvaluatorSums;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -73,13 +75,17 @@ final class JobEvaluators extends TrainingListenerAdapter {
                                         batches.computeIfAbsent(
                                                 accumulator, key -> new ArrayList<>());
                                 for (NDList list : List.of(labels, predictions)) {
-                                    byte[] encoded = list.encode();
+                                    byte[] encoded = storable(list).encode();
                                     bytes += encoded.length;
                                     kept.add(encoded);
                                 }
                             });
             checkSize();
         }
+    }
+
+    private static NDList storable(NDList list) {
+        return list.stream().map(DataTypes::storable).collect(Collectors.toCollection(NDList::new));
     }
 
     private void checkSize() {

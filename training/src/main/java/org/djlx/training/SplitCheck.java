@@ -19,6 +19,7 @@ import java.util.Map;
 import java.util.Objects;
 import java.util.function.Supplier;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.Torch;
 import org.djlx.training.internal.PrivateFields;
 
 /**
@@ -238,8 +239,7 @@ final class SplitCheck {
             if (array.size() == 0) {
                 continue; // libtorch has no maximum of nothing.
             }
-            DataType type = array.getDataType();
-            boolean coarse = half || type == DataType.FLOAT16 || type == DataType.BFLOAT16;
+            boolean coarse = half || Torch.scalarType(array).isReducedFloatingPoint();
             try (NDArray a = array.toType(DataType.FLOAT64, true);
                     NDArray b = actual.get(k).toType(DataType.FLOAT64, true);
                     NDArray size = a.abs().max();

@@ -232,7 +232,7 @@ final class SplitForward implements AutoCloseable {
                                                 + " and %s on another",
                                         k, rows.head().getShape(), shape));
                     }
-                    if (!divided && own.getDataType().isFloating()) {
+                    if (!divided && Torch.scalarType(own).isFloatingPoint()) {
                         NDArray share = own.mul((float) part.rows / batch);
                         joined = joined == null ? share : joined.add(share);
                     }
@@ -306,7 +306,7 @@ final class SplitForward implements AutoCloseable {
                 NDArray gradient = gradients.get(k);
                 int dimension = dimension(recorded.get(k));
                 if (part.rows == 0) {
-                    of.add(part.predictions.get(recorded.get(k)).zerosLike());
+                    of.add(Torch.zerosLike(part.predictions.get(recorded.get(k))));
                 } else if (dimension != Layout.NONE) {
                     Shape shape = part.predictions.get(recorded.get(k)).getShape();
                     NDArray rows = Torch.narrow(gradient, dimension, row, part.rows).reshape(shape);

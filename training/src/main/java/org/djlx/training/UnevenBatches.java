@@ -57,7 +57,7 @@ final class UnevenBatches {
         }
 
         void backward() {
-            List<NDArray> zeros = outputs.stream().map(NDArray::zerosLike).toList();
+            List<NDArray> zeros = outputs.stream().map(Torch::zerosLike).toList();
             collector.backward(outputs, zeros);
             outputs.clear();
         }

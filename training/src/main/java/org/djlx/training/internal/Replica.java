@@ -298,7 +298,20 @@ public final class Replica implements AutoCloseable {
         return checksum.getValue();
     }
 
+    /**
+     * Updates a parameter. The update of a 16-bit parameter is computed in float32, in which the
+     * optimizer then keeps its state: DJL's optimizers cannot create a bfloat16 state, and Adam's
+     * epsilon is 0 in float16.
+     */
     public void update(Optimizer optimizer, String id, NDArray array, NDArray gradient) {
+        if (Torch.scalarType(array).isReducedFloatingPoint()) {
+            try (NDArray wide = Torch.cast(array, ScalarType.FLOAT32);
+                    NDArray wideGradient = Torch.cast(gradient, ScalarType.FLOAT32)) {
+                optimizer.update(id, wide, wideGradient);
+                Torch.copy(array, wide);
+            }
+            return;
+        }
         boolean known = FusedUpdates.knows(optimizer) && array.getDevice().equals(device);
         if (known && updates == null) {
             updates = FusedUpdates.open(device);

@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -21,6 +22,7 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.gradient.GradientScope;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -138,7 +140,7 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
         try (NDManager temporary = input.getManager().newSubManager(input.getDevice())) {
             // The manager of an operator's first operand owns the result. Parameters live as long
             // as the model, so the formulas use aliases of them.
-            NDArray x = Torch.alias(temporary, input);
+            NDArray x = NoGradient.get(() -> widened(Torch.alias(temporary, input)));
             NDArray[] aliases =
                     Arrays.stream(own)
                             .map(array -> Torch.alias(temporary, array))
@@ -148,9 +150,8 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
                     NoGradient.get(
                             () -> {
                                 all[0] = moments(x, aliases, idle, group);
-                                return unit(x, all[0])
-                                        .mul(wide(aliases[0], x))
-                                        .add(wide(aliases[1], x));
+                                NDArray scaled = unit(x, all[0]).mul(wide(aliases[0], x));
+                                return cast(scaled.add(wide(aliases[1], x)), input);
                             });
             y.attach(input.getManager());
             if (scope != null) {
@@ -164,6 +165,18 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
             }
             return y;
         }
+    }
+
+    /** Returns values of 16 bits in float32, in which their sums are computed. */
+    private static NDArray widened(NDArray x) {
+        boolean narrow = Torch.scalarType(x).isReducedFloatingPoint();
+        return narrow ? Torch.cast(x, ScalarType.FLOAT32) : x;
+    }
+
+    /** Returns values in the element type of another array. */
+    private static NDArray cast(NDArray values, NDArray like) {
+        ScalarType type = Torch.scalarType(like);
+        return Torch.scalarType(values) == type ? values : Torch.cast(values, type);
     }
 
     private int channel() {
@@ -206,7 +219,8 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
         NDArray counts = parts.get(":, " + 2 * channels + ":");
         NDArray total = counts.sum();
         if (idle || values < 2 || virtualRows < Long.MAX_VALUE) {
-            check(x, (long) total.getFloat()); // A copy from a GPU waits for it.
+            // A copy from a GPU waits for it.
+            check(x, total.toType(DataType.INT64, false).getLong());
         }
         NDArray weights = counts.div(total);
         NDArray whole = means.mul(weights).sum(new int[] {0});
@@ -253,10 +267,11 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
     private List<NDArray> differentiate(
             List<NDArray> in,
             List<NDArray> kept,
-            NDArray gradient,
+            NDArray ofOutput,
             boolean idle,
             ProcessGroup group) {
-        NDArray x = in.get(0);
+        NDArray x = widened(in.get(0));
+        NDArray gradient = widened(ofOutput);
         Moments all = new Moments(kept.get(0), kept.get(1), kept.get(2));
         NDArray unit = unit(x, all);
         NDArray beta = gradient.sum(others(x));
@@ -269,6 +284,9 @@ public final class SyncBatchNorm extends GhostBatchNorm implements BlockReplacem
                 gradient.sub(wide(means.get(":" + channels), x))
                         .sub(unit.mul(wide(means.get(channels + ":"), x)))
                         .mul(wide(all.scale.mul(in.get(1)), x));
-        return List.of(idle ? ofInput.zerosLike() : ofInput, gamma, beta);
+        return List.of(
+                idle ? Torch.zerosLike(in.get(0)) : cast(ofInput, in.get(0)),
+                cast(gamma, in.get(1)),
+                cast(beta, in.get(2)));
     }
 }

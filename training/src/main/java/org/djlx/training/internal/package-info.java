@@ -9,6 +9,7 @@
  *
  * <ul>
  *   <li>{@link org.djlx.training.internal.BlockReplacement} - replaces layers of a block
+ *   <li>{@link org.djlx.training.internal.DataTypes} - element types that DJL cannot name
  *   <li>{@link org.djlx.training.internal.EvaluatorSums} - sums of DJL's evaluators in an epoch
  *   <li>{@link org.djlx.training.internal.FailureOfAllRanks} - an error that all ranks throw at the
  *       same point; the trainer stays usable

@@ -31,6 +31,7 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
+import org.djlx.training.internal.DataTypes;
 
 /**
  * Base class of blocks whose parameters are divided among the ranks of a group, as in Megatron-LM
@@ -208,8 +209,9 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
                 return sizes[axis] == size ? array : rows(array, 0, size);
             }
             sizes[axis] = size - sizes[axis];
-            try (NDArray zeros = array.getManager().zeros(new Shape(sizes))) {
-                return array.concat(Torch.cast(zeros, Torch.scalarType(array)), axis);
+            NDManager manager = array.getManager();
+            try (NDArray zeros = Torch.zeros(manager, new Shape(sizes), Torch.scalarType(array))) {
+                return array.concat(zeros, axis);
             }
         }
     }
@@ -307,6 +309,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
 
         @Override
         public NDArray initialize(NDManager manager, Shape shape, DataType type) {
+            DataTypes.requireCreatable("initialize", type);
             try (NDManager temporary = manager.newSubManager()) {
                 // Ranks that are threads share a random generator: only one of them uses it.
                 NDArray full =
@@ -389,7 +392,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
             String name = layout.parameter.getName();
             os.writeUTF(name);
             try (NDManager temporary = layout.parameter.getArray().getManager().newSubManager()) {
-                byte[] bytes = full(name, temporary).encode();
+                byte[] bytes = DataTypes.storable(full(name, temporary)).encode();
                 os.write(bytes);
             }
         }
@@ -674,10 +677,7 @@ public abstract class ShardedBlock extends AbstractBlock implements DividedBlock
      */
     private NDArray sharedGradient(NDArray gradient, Layout layout) {
         NDList all = new NDList();
-        NDArray zeros =
-                Torch.cast(
-                        gradient.getManager().zeros(gradient.getShape()),
-                        Torch.scalarType(gradient));
+        NDArray zeros = Torch.zerosLike(gradient);
         for (int i = 0; i < layout.parts; i++) {
             all.add(i == layout.part ? gradient : zeros);
         }

@@ -334,7 +334,7 @@ final class GradientBuckets {
     private static NDArray gradient(NDManager manager, NDArray array, boolean sent) {
         NDArray own = JniUtils.getGradient((PtNDArray) array);
         if (own == null) {
-            own = Torch.cast(manager.zeros(array.getShape()), Torch.scalarType(array));
+            own = Torch.zerosLike(array);
         } else if (sent) {
             try (NDArray gradient = own) {
                 own = gradient.stopGradient();

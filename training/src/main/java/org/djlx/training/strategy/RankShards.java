@@ -277,7 +277,7 @@ final class RankShards implements RankStore.Units {
             flat.parts.forEach(part -> fill(temporary, row, part));
             FlatParameter.Part end = flat.parts.get(flat.parts.size() - 1);
             long used = end.offset() + end.shape().size();
-            clear(temporary, Torch.narrow(row, 0, used, row.size() - used));
+            TorchInPlace.zero(Torch.narrow(row, 0, used, row.size() - used));
             inputs.add(row);
             results.add(Torch.empty(temporary, flat.shard.getShape(), type));
         }
@@ -300,18 +300,12 @@ final class RankShards implements RankStore.Units {
                 Torch.narrow(row, 0, part.offset(), part.shape().size()).reshape(part.shape());
         try (NDArray gradient = Recomputation.gradient(array, rows)) {
             if (gradient == null) {
-                clear(rows, place);
+                TorchInPlace.zero(place);
             } else {
                 Torch.copy(place, gradient);
             }
         }
         Torch.setGradient(array, null);
-    }
-
-    private static void clear(NDManager rows, NDArray array) {
-        if (array.size() > 0) {
-            Torch.copy(array, rows.zeros(array.getShape()));
-        }
     }
 
     /** Waits for the running reduction, and adds its result to the gradients. */
@@ -360,7 +354,7 @@ final class RankShards implements RankStore.Units {
         for (ShardedStage stage : stages.values()) {
             for (FlatParameter flat : stage.flats()) {
                 if (flat.gradient == null && flat.isTrained()) {
-                    flat.gradient = flat.shard.zerosLike();
+                    flat.gradient = Torch.zerosLike(flat.shard);
                     flat.gradient.attach(gradientManager());
                 }
                 for (FlatParameter.Part part : flat.parts) {

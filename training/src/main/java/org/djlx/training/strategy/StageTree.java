@@ -4,7 +4,6 @@ package org.djlx.training.strategy;
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
-import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
 import ai.djl.nn.Block;
 import ai.djl.nn.Parameter;
@@ -177,9 +176,9 @@ final class StageTree {
         ProcessGroup ranks = stage.mesh().shards();
         long total = parameters.stream().mapToLong(own -> own.array().size()).sum();
         long size = (total + ranks.worldSize() - 1) / ranks.worldSize();
-        DataType dataType = parameters.get(0).array().getDataType();
+        ScalarType type = Torch.scalarType(parameters.get(0).array());
         NDManager owner = stage.policy().offloads() ? host : context.manager();
-        FlatParameter flat = new FlatParameter(owner.zeros(new Shape(size), dataType));
+        FlatParameter flat = new FlatParameter(Torch.zeros(owner, new Shape(size), type));
         long begin = size * ranks.rank();
         long offset = 0;
         for (Named own : parameters) {

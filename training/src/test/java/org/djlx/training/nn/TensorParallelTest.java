@@ -20,6 +20,10 @@ import ai.djl.nn.transformer.ScaledDotProductAttentionBlock;
 import ai.djl.training.ParameterStore;
 import ai.djl.util.Pair;
 import ai.djl.util.PairList;
+import java.io.ByteArrayInputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -271,6 +275,63 @@ class TensorParallelTest {
                         NDArray actual = block.forward(store, x, false).singletonOrThrow();
                         assertArrayEquals(
                                 TestArrays.values(expected), TestArrays.values(actual), 1e-12);
+                    }
+                    return null;
+                });
+    }
+
+    /** DJL can neither create nor read bfloat16 arrays: the file has float32 numbers. */
+    @Test
+    void savesAndLoadsBfloat16() {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        Linear layer = linear(4, true);
+                        layer.setInitializer(
+                                (own, shape, type) ->
+                                        TestArrays.random(own, ScalarType.BFLOAT16, shape, 3),
+                                parameter -> true);
+                        layer.initialize(manager, DataType.FLOAT32, INPUT);
+                        SequentialBlock block = new SequentialBlock().add(layer);
+                        TensorParallel.apply(block, Map.of("*", Style.COLUMN), group);
+                        block.initialize(manager, DataType.FLOAT32, INPUT);
+                        ShardedBlock part = divided(block).get(0);
+                        NDArray weight = part.full("weight", manager);
+                        assertEquals(ScalarType.BFLOAT16, Torch.scalarType(weight));
+                        ByteArrayOutputStream file = new ByteArrayOutputStream();
+                        part.saveParameters(new DataOutputStream(file));
+                        ColumnParallelLinear other =
+                                ColumnParallelLinear.builder().setGroup(group).setUnits(4).build();
+                        part.setFull("weight", Torch.zerosLike(weight));
+                        for (ShardedBlock each : List.of(part, other)) {
+                            ByteArrayInputStream bytes =
+                                    new ByteArrayInputStream(file.toByteArray());
+                            each.loadParameters(manager, new DataInputStream(bytes));
+                            assertArrayEquals(
+                                    TestArrays.values(weight),
+                                    TestArrays.values(each.full("weight", manager)));
+                        }
+                    }
+                    return null;
+                });
+    }
+
+    @Test
+    void refusesToBeInitialisedInBfloat16() {
+        run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        Block block =
+                                ColumnParallelLinear.builder().setGroup(group).setUnits(4).build();
+                        IllegalArgumentException e =
+                                assertThrows(
+                                        IllegalArgumentException.class,
+                                        () -> block.initialize(manager, DataType.BFLOAT16, INPUT));
+                        assertTrue(
+                                e.getMessage().contains("cannot create parameters of BFLOAT16"),
+                                e.getMessage());
                     }
                     return null;
                 });
