@@ -22,24 +22,42 @@ public final class EncoderFiles {
             List.of("bert", "xlm-roberta", "modernbert", "qwen3");
 
     private static final int VOCABULARY = 60;
-    private static final int HIDDEN = 24;
-    private static final int INNER = 40;
-    private static final int LAYERS = 4;
     private static final int POSITIONS = 160;
 
+    /**
+     * Sizes of a model.
+     *
+     * @param heads of all types but qwen3
+     * @param near tokens that a token of modernbert attends to in layers of near ones
+     */
+    public record Sizes(int hidden, int heads, int inner, int layers, int near) {
+
+        public static final Sizes SMALL = new Sizes(24, 3, 40, 4, 12);
+    }
+
+    private final Sizes sizes;
     private final Map<String, Object> config = new LinkedHashMap<>();
     private final Map<String, Shape> shapes = new LinkedHashMap<>();
 
-    private EncoderFiles() {}
+    private EncoderFiles(Sizes sizes) {
+        this.sizes = sizes;
+    }
+
+    /** Writes a small model. */
+    public static Path write(Path directory, String modelType, String prefix, String pooling)
+            throws IOException {
+        return write(directory, modelType, prefix, pooling, Sizes.SMALL);
+    }
 
     /**
      * Writes a model. Names of tensors begin with the prefix; normalised.
      *
      * @param pooling such as {@code mean_tokens}
      */
-    public static Path write(Path directory, String modelType, String prefix, String pooling)
+    public static Path write(
+            Path directory, String modelType, String prefix, String pooling, Sizes sizes)
             throws IOException {
-        EncoderFiles files = new EncoderFiles();
+        EncoderFiles files = new EncoderFiles(sizes);
         files.describe(modelType, prefix);
         write(directory.resolve("config.json"), files.config);
         List<TensorSpec> specs = new ArrayList<>();
@@ -57,7 +75,7 @@ public final class EncoderFiles {
                         module("2_Normalize", "Normalize")));
         write(
                 directory.resolve("1_Pooling/config.json"),
-                Map.of("word_embedding_dimension", HIDDEN, "pooling_mode_" + pooling, true));
+                Map.of("word_embedding_dimension", sizes.hidden, "pooling_mode_" + pooling, true));
         write(
                 directory.resolve("config_sentence_transformers.json"),
                 Map.of("prompts", Map.of("query", "ab ")));
@@ -77,10 +95,10 @@ public final class EncoderFiles {
     private void describe(String modelType, String prefix) {
         config.put("model_type", modelType);
         config.put("vocab_size", VOCABULARY);
-        config.put("hidden_size", HIDDEN);
-        config.put("intermediate_size", INNER);
-        config.put("num_hidden_layers", LAYERS);
-        config.put("num_attention_heads", 3);
+        config.put("hidden_size", sizes.hidden);
+        config.put("intermediate_size", sizes.inner);
+        config.put("num_hidden_layers", sizes.layers);
+        config.put("num_attention_heads", sizes.heads);
         config.put("max_position_embeddings", POSITIONS);
         config.put("pad_token_id", 1);
         switch (modelType) {
@@ -95,45 +113,45 @@ public final class EncoderFiles {
         config.put("layer_norm_eps", 1e-5);
         config.put("hidden_act", "gelu");
         config.put("type_vocab_size", types);
-        put(prefix + "embeddings.word_embeddings.weight", VOCABULARY, HIDDEN);
-        put(prefix + "embeddings.position_embeddings.weight", POSITIONS, HIDDEN);
-        put(prefix + "embeddings.token_type_embeddings.weight", types, HIDDEN);
+        put(prefix + "embeddings.word_embeddings.weight", VOCABULARY, sizes.hidden);
+        put(prefix + "embeddings.position_embeddings.weight", POSITIONS, sizes.hidden);
+        put(prefix + "embeddings.token_type_embeddings.weight", types, sizes.hidden);
         norm(prefix + "embeddings.LayerNorm");
-        for (int i = 0; i < LAYERS; i++) {
+        for (int i = 0; i < sizes.layers; i++) {
             String layer = prefix + "encoder.layer." + i + ".";
             for (String each : List.of("query", "key", "value")) {
-                linear(layer + "attention.self." + each, HIDDEN, HIDDEN);
+                linear(layer + "attention.self." + each, sizes.hidden, sizes.hidden);
             }
-            linear(layer + "attention.output.dense", HIDDEN, HIDDEN);
+            linear(layer + "attention.output.dense", sizes.hidden, sizes.hidden);
             norm(layer + "attention.output.LayerNorm");
-            linear(layer + "intermediate.dense", INNER, HIDDEN);
-            linear(layer + "output.dense", HIDDEN, INNER);
+            linear(layer + "intermediate.dense", sizes.inner, sizes.hidden);
+            linear(layer + "output.dense", sizes.hidden, sizes.inner);
             norm(layer + "output.LayerNorm");
         }
-        linear(prefix + "pooler.dense", HIDDEN, HIDDEN);
+        linear(prefix + "pooler.dense", sizes.hidden, sizes.hidden);
     }
 
     private void modernBert(String prefix) {
         config.put("norm_eps", 1e-5);
         config.put("hidden_activation", "gelu");
         config.put("global_attn_every_n_layers", 3);
-        config.put("local_attention", 12);
+        config.put("local_attention", sizes.near);
         config.put("global_rope_theta", 160000);
         config.put("local_rope_theta", 10000);
-        put(prefix + "embeddings.tok_embeddings.weight", VOCABULARY, HIDDEN);
-        put(prefix + "embeddings.norm.weight", HIDDEN);
-        for (int i = 0; i < LAYERS; i++) {
+        put(prefix + "embeddings.tok_embeddings.weight", VOCABULARY, sizes.hidden);
+        put(prefix + "embeddings.norm.weight", sizes.hidden);
+        for (int i = 0; i < sizes.layers; i++) {
             String layer = prefix + "layers." + i + ".";
             if (i > 0) {
-                put(layer + "attn_norm.weight", HIDDEN);
+                put(layer + "attn_norm.weight", sizes.hidden);
             }
-            put(layer + "attn.Wqkv.weight", 3 * HIDDEN, HIDDEN);
-            put(layer + "attn.Wo.weight", HIDDEN, HIDDEN);
-            put(layer + "mlp_norm.weight", HIDDEN);
-            put(layer + "mlp.Wi.weight", 2 * INNER, HIDDEN);
-            put(layer + "mlp.Wo.weight", HIDDEN, INNER);
+            put(layer + "attn.Wqkv.weight", 3 * sizes.hidden, sizes.hidden);
+            put(layer + "attn.Wo.weight", sizes.hidden, sizes.hidden);
+            put(layer + "mlp_norm.weight", sizes.hidden);
+            put(layer + "mlp.Wi.weight", 2 * sizes.inner, sizes.hidden);
+            put(layer + "mlp.Wo.weight", sizes.hidden, sizes.inner);
         }
-        put(prefix + "final_norm.weight", HIDDEN);
+        put(prefix + "final_norm.weight", sizes.hidden);
     }
 
     private void qwen(String prefix) {
@@ -143,22 +161,22 @@ public final class EncoderFiles {
         config.put("rms_norm_eps", 1e-6);
         config.put("rope_theta", 10000);
         config.put("tie_word_embeddings", false);
-        put(prefix + "embed_tokens.weight", VOCABULARY, HIDDEN);
-        for (int i = 0; i < LAYERS; i++) {
+        put(prefix + "embed_tokens.weight", VOCABULARY, sizes.hidden);
+        for (int i = 0; i < sizes.layers; i++) {
             String layer = prefix + "layers." + i + ".";
-            put(layer + "input_layernorm.weight", HIDDEN);
-            put(layer + "self_attn.q_proj.weight", 32, HIDDEN);
-            put(layer + "self_attn.k_proj.weight", 16, HIDDEN);
-            put(layer + "self_attn.v_proj.weight", 16, HIDDEN);
-            put(layer + "self_attn.o_proj.weight", HIDDEN, 32);
+            put(layer + "input_layernorm.weight", sizes.hidden);
+            put(layer + "self_attn.q_proj.weight", 32, sizes.hidden);
+            put(layer + "self_attn.k_proj.weight", 16, sizes.hidden);
+            put(layer + "self_attn.v_proj.weight", 16, sizes.hidden);
+            put(layer + "self_attn.o_proj.weight", sizes.hidden, 32);
             put(layer + "self_attn.q_norm.weight", 8);
             put(layer + "self_attn.k_norm.weight", 8);
-            put(layer + "post_attention_layernorm.weight", HIDDEN);
-            put(layer + "mlp.gate_proj.weight", INNER, HIDDEN);
-            put(layer + "mlp.up_proj.weight", INNER, HIDDEN);
-            put(layer + "mlp.down_proj.weight", HIDDEN, INNER);
+            put(layer + "post_attention_layernorm.weight", sizes.hidden);
+            put(layer + "mlp.gate_proj.weight", sizes.inner, sizes.hidden);
+            put(layer + "mlp.up_proj.weight", sizes.inner, sizes.hidden);
+            put(layer + "mlp.down_proj.weight", sizes.hidden, sizes.inner);
         }
-        put(prefix + "norm.weight", HIDDEN);
+        put(prefix + "norm.weight", sizes.hidden);
     }
 
     private void put(String name, long... shape) {
@@ -166,8 +184,8 @@ public final class EncoderFiles {
     }
 
     private void norm(String name) {
-        put(name + ".weight", HIDDEN);
-        put(name + ".bias", HIDDEN);
+        put(name + ".weight", sizes.hidden);
+        put(name + ".bias", sizes.hidden);
     }
 
     private void linear(String name, long outputs, long inputs) {
