@@ -53,8 +53,9 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <p>Bit for bit, the logits of a sequence do not depend on the other sequences of the batch. In
  * {@linkplain DecoderMatmuls#isLarge large} steps they depend on the number of rows, by which
- * attention is divided and cuBLASLt chooses algorithms. Kernels sum in float32 and round to the
- * element type; sums of e4m3 products have in part fewer bits.
+ * attention is divided and cuBLASLt chooses algorithms. A row with an adapter may make a step
+ * large. Kernels sum in float32 and round to the element type; sums of e4m3 products have in part
+ * fewer bits.
  *
  * <p>Use the decoder only on the rank's thread, with gradients off.
  */

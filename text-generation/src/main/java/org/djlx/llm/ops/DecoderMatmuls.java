@@ -119,11 +119,14 @@ final class DecoderMatmuls {
     }
 
     /**
-     * Returns whether a step is large: whether it has more rows than {@link
-     * ModelKernels#matmulRows}, or more than {@value #FEW_ROWS}, adapters, and weights in 16 bits
-     * that {@link WideMatmul} supports, because the adapters' kernels do not fit beside {@link
-     * DecoderKernels#matmul}. No step is large if the decoder is batch-invariant or the weights are
-     * INT4.
+     * Returns whether a step is large, which depends on its number of rows:
+     *
+     * <ul>
+     *   <li>with adapters, on GPUs with a {@link WideMatmul}: more than {@value #FEW_ROWS}, because
+     *       the adapters' kernels do not fit on an SM beside {@link DecoderKernels#matmul}
+     *   <li>otherwise: more than {@link ModelKernels#matmulRows}
+     *   <li>batch-invariant decoder or INT4 weights: never
+     * </ul>
      *
      * @param adapted whether rows may have adapters
      */
@@ -133,7 +136,7 @@ final class DecoderMatmuls {
         if (batchInvariant || quantization == Quantization.INT4) {
             return false;
         }
-        boolean besideAdapters = adapted && quantization == Quantization.NONE && wideMatmul != null;
+        boolean besideAdapters = adapted && wideMatmul != null;
         return rows > (besideAdapters ? FEW_ROWS : ModelKernels.matmulRows(quantization, false));
     }
 
