@@ -420,8 +420,8 @@ public final class Torch {
 
     /**
      * {@return a new contiguous array of zeros of the shape and type of an array, in its manager
-     * and on its device} DJL's {@link NDArray#zerosLike} ends the JVM if DJL has no {@code
-     * DataType} for the type, as for bfloat16.
+     * and on its device} DJL's {@link NDArray#zerosLike} ends the JVM for types that DJL's engine
+     * cannot name, such as bfloat16.
      */
     public static NDArray zerosLike(NDArray array) {
         return zeroed(emptyLike(array, scalarType(array)));
