@@ -65,9 +65,9 @@ final class GpuBenchCommand extends ReportCommand {
                     "Unsharded shapes MxNxK of both fused operators, or none. ag:MxNxK or rs:MxNxK:"
                         + " of one operator. tiny: 16 times the number of ranks. llama-8b,"
                         + " llama-70b: the MLP of a model, with M from 16 to 32768, or for example"
-                        + " llama-8b:64-512. pipelined:SHAPE, fused:SHAPE and so on: with that path"
-                        + " forced. norm:8x4096: an all-reduce + RMSNorm of 8 rows. norms: the"
-                        + " norms of decode steps.")
+                        + " llama-8b:64-512. gathered:SHAPE, fused:SHAPE, pipelined:SHAPE or"
+                        + " nccl:SHAPE: with that path forced. norm:8x4096: an all-reduce + RMSNorm"
+                        + " of 8 rows. norms: the norms of decode steps.")
     private List<String> shapes;
 
     @Option(
