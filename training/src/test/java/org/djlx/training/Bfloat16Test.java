@@ -298,6 +298,29 @@ class Bfloat16Test {
         assertNear(all.get(0), all.get(1), tolerance);
     }
 
+    /** A rank's sum of the gradients of a channel is infinite in float16. */
+    @Test
+    void gradientsOfManyRowsAreSummedInFloat32() throws Exception {
+        BatchNorm norm = BatchNorm.builder().optCenter(false).optScale(false).build();
+        Block block = new SequentialBlock().add(Linear.builder().setUnits(2).build()).add(norm);
+        List<float[]> values =
+                train(
+                        config("sgd").optRanks(2),
+                        block,
+                        ScalarType.FLOAT16,
+                        trainer -> {
+                            NDArray x = rows(trainer.getManager(), 1, 200_001, ScalarType.FLOAT16);
+                            try (GradientCollector collector = trainer.newGradientCollector()) {
+                                NDArray y = trainer.forward(new NDList(x)).head();
+                                collector.backward(y.add(y.pow(3).mul(0.01f)).sum());
+                            }
+                            trainer.step();
+                        });
+        for (float value : values.get(0)) {
+            assertTrue(Float.isFinite(value), () -> "a weight is " + value);
+        }
+    }
+
     /** Returns the rows, and their mean, which has no batch: ranks average it. */
     private static Block withMean() {
         return new LambdaBlock(
