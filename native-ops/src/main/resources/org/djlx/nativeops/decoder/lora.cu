@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(LORA_THREADS) lora_shrink(const __g
   __shared__ float sums[LORA_WARPS][GROUP_ROWS][TILE_ROWS];
   launch_dependents();
   u32 packs = args.inputs / PACK, part = blockIdx.x, begin = part * part_packs(packs), end = min(packs, begin + part_packs(packs));
-  if (begin >= packs) return;
+  if (begin >= packs) return;  // not the first block, which signals
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 row = lane / 4;  // of both operands
   bool waited = false;
