@@ -115,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(LORA_THREADS) lora_shrink(const __g
     if (waited) return;
     waited = true;
     wait_for_primary();
-    bool first = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
-    if (first) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(args.x_ready), "r"(1) : "memory");
+    bool signals = blockIdx.x + blockIdx.y + blockIdx.z + threadIdx.x == 0;
+    if (signals) asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(args.x_ready), "r"(1) : "memory");
   };
   for_groups(args, [&](const LowRank& of, const AdaptedRows& group) {
     int x_row = row_of(group, row), low_row = row_of(group, threadIdx.x / TILE_ROWS);
@@ -208,11 +208,11 @@ extern "C" __global__ void __launch_bounds__(LORA_THREADS, 8) lora_expand(const 
           const float* sums = args.low + (there ? (u64)low_row * MAX_LOW + column + r + own_column : 0);
           float total = 0;
           for (u32 part = 0; part < parts; part += PARTS_AT_ONCE) {
-            float sum[PARTS_AT_ONCE];  // loaded without conditions, so together
+            float loaded[PARTS_AT_ONCE];  // without conditions, so together
 #pragma unroll
-            for (u32 i = 0; i < PARTS_AT_ONCE; i++) sum[i] = sums[(u64)min(part + i, parts - 1) * args.batch * MAX_LOW];
+            for (u32 i = 0; i < PARTS_AT_ONCE; i++) loaded[i] = sums[(u64)min(part + i, parts - 1) * args.batch * MAX_LOW];
 #pragma unroll
-            for (u32 i = 0; i < PARTS_AT_ONCE; i++) total += part + i < parts ? sum[i] : 0;
+            for (u32 i = 0; i < PARTS_AT_ONCE; i++) total += part + i < parts ? loaded[i] : 0;
           }
           low[slice][own_row][own_column] = there ? total : 0;
         }
