@@ -58,11 +58,11 @@ import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /**
- * Parameters, data, predictions and gradients of 16 bits. DJL's engine ends the JVM if it is to
- * create bfloat16 arrays.
+ * Parameters, data, predictions and gradients of other types than float32, most of 16 bits. DJL's
+ * engine ends the JVM if it is to create bfloat16 arrays.
  */
 @Timeout(120)
-class Bfloat16Test {
+class ParameterTypesTest {
 
     private static final int STEPS = 4;
     private static final int ROWS = 6;
@@ -278,7 +278,7 @@ class Bfloat16Test {
 
     /** More rows of a rank than float16 counts. */
     @ParameterizedTest
-    @EnumSource(names = {"FLOAT16", "BFLOAT16", "FLOAT64"})
+    @EnumSource(names = {"FLOAT16", "FLOAT64"})
     void statisticsOfManyRowsAreExact(ScalarType type) throws Exception {
         List<List<float[]>> all = new ArrayList<>();
         for (ScalarType of : new ScalarType[] {ScalarType.FLOAT32, type}) {
@@ -294,8 +294,7 @@ class Bfloat16Test {
                                 }
                             }));
         }
-        float tolerance = type == ScalarType.BFLOAT16 ? 2e-2f : 2e-3f;
-        assertNear(all.get(0), all.get(1), tolerance);
+        assertNear(all.get(0), all.get(1), 2e-3f);
     }
 
     /** A rank's sum of the gradients of a channel is infinite in float16. */
