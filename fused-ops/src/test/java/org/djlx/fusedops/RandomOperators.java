@@ -28,8 +28,7 @@ final class RandomOperators {
                     ScalarType.BFLOAT16);
     private static final List<ScalarType> HALVES = List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16);
     private static final int MOST_LONG_ROWS = 400; // of a norm, whose references take memory
-    private static final int MOST_IN_HEAP =
-            50_000; // elements of a part, of which the heap holds one a rank
+    private static final int MOST_IN_HEAP = 50_000; // elements of a part; there is one a rank
     private static final int UNIT = 8; // elements, of which kernels want whole multiples
 
     private final ProcessGroup group;
