@@ -308,14 +308,33 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 }
 #endif
 
+#if SCATTER
+// Waits until the peers have signalled a tile of the own part, or until a wait for a peer has failed.
+__device__ void wait_parts(const Launch& launch, Shared& shared, u32 number) {
+  for (u32 source = 0; source < launch.ranks; source++) {
+    if (source == launch.rank) continue;
+    for (u32 half = 0; half < 2; half++) {
+      const u64* flag = (const u64*)flag_word(launch, launch.rank, source, number, half);
+      while (*(const volatile u64*)flag < shared.epoch && !*(volatile int*)&shared.timed_out) {
+      }
+    }
+  }
+}
+#endif
+
 // One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous tile has been loaded: late enough to
-// balance the blocks, early enough that the loading thread does not wait for the counter.
+// balance the blocks, early enough that the loading thread does not wait for the counter. A block that waits for the peers' parts of
+// a tile fetches no further tile, which it would hold back from blocks that are free, and from the peers.
 __device__ void schedule_tiles(const Launch& launch, Shared& shared) {
+  Tile tile = {NO_PART};
   for (u32 index = 0;; index++) {
     u32 entry = index & 1;
+#if SCATTER
+    if (tile.part == launch.rank) wait_parts(launch, shared, tile.number);
+#endif
     shared.tile_ending.wait(index & 1);
     shared.tile_empty[entry].wait((index >> 1 & 1) ^ 1);
-    Tile tile = tile_at(launch, atomicAdd(launch.counters + NEXT_TILE, 1));
+    tile = tile_at(launch, atomicAdd(launch.counters + NEXT_TILE, 1));
     shared.tiles[entry] = tile;
     shared.tile_full[entry].arrive();
     if (tile.part == NO_PART) return;
