@@ -2,7 +2,7 @@
 # Runs all checks and ends with one table: tests, passed, failed, and skipped by reason, per module.
 #   ci/test.sh [--quick] [arguments of mvn, for example -pl samples -am]
 #   ci/test.sh --help
-#     --quick  answers in about 3 minutes: class maps, format, compilation without warnings, and the unit tests; without tests
+#     --quick  answers in about 10 minutes on 2 cores: class maps, format, compilation without warnings, and the unit tests; without tests
 #              tagged slow (they start JVMs, wait, or compute for seconds), gpu or soak, and without javadoc and kernels
 #
 # The full run checks: the maps of packages name each class; kernels and the GPU trace compile; no compiler warning; format;
