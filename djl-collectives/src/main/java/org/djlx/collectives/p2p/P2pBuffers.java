@@ -6,6 +6,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Optional;
+import java.util.OptionalDouble;
 import java.util.function.Consumer;
 import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.spi.GroupContext;
@@ -323,6 +324,15 @@ public abstract class P2pBuffers {
      */
     public Optional<GpuRates> gpuRates() {
         return Optional.empty();
+    }
+
+    /**
+     * {@return the rate of copies from each rank's buffer to the next rank's, of the slowest pair,
+     * in GB/s, measured when the group was created; the same on all ranks} Empty on CPUs, for
+     * buffers of less than 1 MiB, and if ranks share a GPU.
+     */
+    public OptionalDouble linkRate() {
+        return OptionalDouble.empty();
     }
 
     /**

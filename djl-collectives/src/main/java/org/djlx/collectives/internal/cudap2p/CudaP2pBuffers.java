@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Optional;
+import java.util.OptionalDouble;
 import java.util.function.Consumer;
 import java.util.function.IntSupplier;
 import java.util.stream.IntStream;
@@ -66,6 +67,7 @@ final class CudaP2pBuffers extends P2pBuffers {
     private final KernelSignals kernelSignals; // null if kernels have none
     private final OneShotSlots oneShotSlots; // null if there are none
     private final GpuRates gpuRates; // null if unknown
+    private final OptionalDouble linkRate;
     private final GpuTurns.Member turn;
     private final IntSupplier waitingBlocks;
     private final IntSupplier turnBlocks;
@@ -86,6 +88,7 @@ final class CudaP2pBuffers extends P2pBuffers {
             SignalKernels signals,
             int kernelBlocks,
             GpuRates gpuRates,
+            OptionalDouble linkRate,
             GpuTurns.Member turn,
             IntSupplier waitingBlocks,
             IntSupplier turnBlocks,
@@ -102,6 +105,7 @@ final class CudaP2pBuffers extends P2pBuffers {
         this.side = CudaStream.create(device, device.highestStreamPriority());
         this.signals = signals;
         this.gpuRates = gpuRates;
+        this.linkRate = linkRate;
         this.turn = turn;
         this.waitingBlocks = waitingBlocks;
         this.turnBlocks = turnBlocks;
@@ -159,6 +163,11 @@ final class CudaP2pBuffers extends P2pBuffers {
     @Override
     public Optional<GpuRates> gpuRates() {
         return Optional.ofNullable(gpuRates);
+    }
+
+    @Override
+    public OptionalDouble linkRate() {
+        return linkRate;
     }
 
     @Override

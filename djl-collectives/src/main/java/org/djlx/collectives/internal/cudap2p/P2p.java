@@ -8,6 +8,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
+import java.util.OptionalDouble;
 import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
@@ -95,6 +96,7 @@ final class P2p {
                         signals,
                         parts.kernelBlocks,
                         parts.gpuRates,
+                        parts.linkRate,
                         place.turn(),
                         () -> parts.waitingBlocks(AllReduceKernels.maxBlocks(parts.processors)),
                         () -> parts.waitingBlocks(Integer.MAX_VALUE),
@@ -193,8 +195,13 @@ final class P2p {
         return waitingBlocks(gpus, RegionHandshake.MOST_SHARING);
     }
 
-    /** The GPU of a rank; its rates are null if unknown. */
-    record Gpu(String architecture, int processors, String bus, GpuRates rates) {
+    /**
+     * The GPU of a rank.
+     *
+     * @param rates null if unknown
+     * @param linkRate of copies to the next rank's GPU, in GB/s; 0 if unknown
+     */
+    record Gpu(String architecture, int processors, String bus, GpuRates rates, double linkRate) {
 
         static boolean areAlike(List<Gpu> gpus) {
             return gpus.stream()
@@ -228,6 +235,10 @@ final class P2p {
     /** Builder state while a P2p is being set up. */
     private static final class Parts {
 
+        // Copies that measure a link. Smaller ones take the time of their start.
+        private static final long MOST_LINK_BYTES = 32 << 20;
+        private static final long LEAST_LINK_BYTES = 1 << 20;
+
         private final P2pRegion region; // null if there is none
         private final HostSync hosts; // null if there is no region
         private WaitStatus waits;
@@ -239,6 +250,7 @@ final class P2p {
         private int processors; // of this GPU
         private int sharing; // ranks of this group on a GPU
         private GpuRates gpuRates; // null if unknown
+        private OptionalDouble linkRate = OptionalDouble.empty();
 
         Parts(RegionHandshake.Outcome outcome) {
             region = outcome.region();
@@ -296,7 +308,8 @@ final class P2p {
                             device.architecture(),
                             processors,
                             device.pciBusId(),
-                            buffers ? GpuRates.of(device).orElse(null) : null);
+                            buffers ? GpuRates.of(device).orElse(null) : null,
+                            linkRate(device));
             List<Gpu> gpus =
                     context
                             .exchange("p2p-gpus", GSON.toJson(own).getBytes(StandardCharsets.UTF_8))
@@ -316,6 +329,25 @@ final class P2p {
             }
             kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
             gpuRates = Gpu.slowest(gpus);
+            double slowest = gpus.stream().mapToDouble(Gpu::linkRate).min().orElseThrow();
+            if (slowest > 0 && sharing == 1) {
+                linkRate = OptionalDouble.of(slowest);
+            }
+        }
+
+        /** Measures copies from this rank's buffer to the next rank's; 0 if they are too small. */
+        private double linkRate(CudaDevice device) {
+            long bytes = Math.min(MOST_LINK_BYTES, region.layout().bufferSize());
+            if (region.ranks() == 1 || bytes < LEAST_LINK_BYTES) {
+                return 0;
+            }
+            long buffer = region.layout().buffer();
+            long from = region.address(region.rank()) + buffer;
+            long to = region.address((region.rank() + 1) % region.ranks()) + buffer;
+            try (CudaStream stream = CudaStream.create(device)) {
+                double seconds = GpuRates.seconds(stream, () -> stream.copyAsync(to, from, bytes));
+                return bytes / seconds / 1e9;
+            }
         }
 
         void close() {

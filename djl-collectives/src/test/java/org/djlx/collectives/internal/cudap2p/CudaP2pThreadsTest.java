@@ -16,6 +16,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.OptionalDouble;
 import java.util.Random;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
@@ -1268,6 +1269,19 @@ class CudaP2pThreadsTest {
                 (group, manager) ->
                         rates.add(group.p2pBuffers().orElseThrow().gpuRates().orElseThrow()));
         assertEquals(1, rates.size(), rates::toString);
+    }
+
+    /** PCIe 3.0 copies 12 GB/s, NVLink 5.0 less than 900. */
+    @Test
+    void ranksAgreeOnTheRateOfTheirLinks() {
+        Set<OptionalDouble> rates = ConcurrentHashMap.newKeySet();
+        run(
+                P2pRanks.options(),
+                (group, manager) -> rates.add(group.p2pBuffers().orElseThrow().linkRate()));
+        assertEquals(1, rates.size(), rates::toString);
+        OptionalDouble rate = rates.iterator().next();
+        assertEquals(P2pRanks.isShared(), rate.isEmpty());
+        rate.ifPresent(each -> assertTrue(each > 5 && each < 1000, each + " GB/s"));
     }
 
     @Test

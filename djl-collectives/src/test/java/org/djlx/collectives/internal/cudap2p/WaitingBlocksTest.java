@@ -31,7 +31,9 @@ class WaitingBlocksTest {
     @Test
     void aMeshKeepsToTheLimitOfAllGroups() {
         List<P2p.Gpu> gpus =
-                List.of(new P2p.Gpu("sm_90", 132, "0", null), new P2p.Gpu("sm_90", 114, "1", null));
+                List.of(
+                        new P2p.Gpu("sm_90", 132, "0", null, 0),
+                        new P2p.Gpu("sm_90", 114, "1", null, 0));
         int blocks = P2p.fixedBlocks(gpus);
         assertTrue(blocks >= 1);
         for (int ranks = 2; ranks <= RegionHandshake.MOST_SHARING; ranks++) {
