@@ -121,6 +121,15 @@ public final class CudaP2pOptions extends BackendOptions {
         return worldSize < MANY || recorded ? TWO_SHOT_BYTES : TWO_SHOT_BYTES_OF_MANY;
     }
 
+    /**
+     * {@return whether a group that connects NCCL when it is created measures up to which size its
+     * all-reduces are faster than NCCL's; not if a limit is set} With eager initialisation, see
+     * {@link NcclOptions}. Other groups use the limits above.
+     */
+    public boolean isMeasured() {
+        return values.oneShotBytes == null && values.twoShotBytes == null;
+    }
+
     /** {@return the assumed topology of the GPUs; empty if NVML is queried} */
     public Optional<GpuTopology.Kind> topology() {
         return Optional.ofNullable(values.topology);

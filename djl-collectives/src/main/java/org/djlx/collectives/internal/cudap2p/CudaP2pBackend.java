@@ -74,7 +74,7 @@ final class CudaP2pBackend extends Backend implements P2pBackend {
         // ranks share a GPU: NCCL refuses them, and only operations that need it should fail.
         if (!options.isSharedGpus()) {
             try {
-                nccl.connectEarly();
+                nccl.connectEarly(() -> backend.p2p.ifPresent(p2p -> p2p.compareWith(nccl)));
             } catch (RuntimeException | LinkageError e) {
                 backend.close();
                 throw e;

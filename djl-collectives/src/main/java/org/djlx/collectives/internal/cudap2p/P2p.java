@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.types.Shape;
 import com.google.gson.Gson;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.Collections;
 import java.util.List;
 import java.util.Optional;
@@ -21,6 +22,7 @@ import org.djlx.collectives.internal.cudap2p.AllReduceKernels.Algorithm;
 import org.djlx.collectives.internal.gpu.GpuCall;
 import org.djlx.collectives.internal.gpu.GpuGroup;
 import org.djlx.collectives.internal.host.HostSync;
+import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
@@ -34,6 +36,7 @@ import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.cuda.KernelCache;
 import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.torch.NoGradient;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.TensorHold;
 import org.djlx.nativeops.torch.TensorInfo;
 import org.djlx.nativeops.torch.Torch;
@@ -66,6 +69,8 @@ final class P2p {
     private final P2pQueue queue;
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
+
+    private volatile long mostOfKernels = Long.MAX_VALUE; // larger all-reduces are NCCL's
 
     private final LateWriters lateWriters = new LateWriters();
 
@@ -121,6 +126,54 @@ final class P2p {
                         group,
                         currentStreams,
                         region);
+    }
+
+    /**
+     * Measures up to which size the all-reduces of kernels are faster than NCCL's. All ranks call
+     * this before the first operation.
+     */
+    void compareWith(NcclBackend nccl) {
+        boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
+        boolean able =
+                kernels.isSupported(Algorithm.ONE_SHOT, ScalarType.FLOAT32)
+                        && kernels.isSupported(Algorithm.TWO_SHOT, ScalarType.FLOAT32);
+        if (!linked || !able || !options.isMeasured()) {
+            return;
+        }
+        // All of these sizes are one-shot or two-shot, and their numbers lie in the P2P buffer.
+        long most = options.twoShotBytes(region.ranks(), false);
+        long buffer = region.address(region.rank()) + region.layout().buffer();
+        Duration timeout = context.options().timeout();
+        try (CudaStream stream = CudaStream.create(device)) {
+            mostOfKernels =
+                    NcclLimit.measure(
+                            context,
+                            Math.min(region.layout().bufferSize(), most),
+                            bytes -> {
+                                Algorithm algorithm =
+                                        algorithm(options, region.links(), bytes, () -> false);
+                                long count = bytes / Float.BYTES;
+                                Runnable sum =
+                                        () ->
+                                                kernels.enqueue(
+                                                        stream,
+                                                        algorithm,
+                                                        buffer,
+                                                        count,
+                                                        ScalarType.FLOAT32,
+                                                        1,
+                                                        timeout);
+                                return GpuRates.seconds(stream, sum);
+                            },
+                            bytes -> {
+                                Runnable sum = () -> nccl.sum(buffer, bytes / Float.BYTES, stream);
+                                return GpuRates.seconds(stream, sum);
+                            });
+        }
+        logger.debug(
+                "group '{}': all-reduces of more than {} bytes use NCCL",
+                context.name(),
+                mostOfKernels);
     }
 
     private void onGroupStream(Consumer<CudaStream> work) {
@@ -396,6 +449,9 @@ final class P2p {
         boolean sum = op == ReduceOp.SUM || op == ReduceOp.AVG;
         long byteSize = tensor.byteSize();
         if (!sum || byteSize == 0 || context.worldSize() == 1) {
+            return null;
+        }
+        if (byteSize > mostOfKernels && !isCapturing()) {
             return null;
         }
         Algorithm algorithm = algorithm(options, region.links(), byteSize, capturing);

@@ -36,6 +36,7 @@ import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.collectives.spi.Support;
 import org.djlx.nativeops.NativeLibrary;
+import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.nccl.NcclCommunicator;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -252,6 +253,14 @@ public final class NcclBackend extends Backend {
      * of one rank. If connecting fails, closes the backend and throws.
      */
     public void connectEarly() {
+        connectEarly(() -> {});
+    }
+
+    /**
+     * As {@link #connectEarly()}, and then runs an action that may use the communicator: it has the
+     * same time, and if it fails, so does the group.
+     */
+    public void connectEarly(Runnable connected) {
         if (DeviceChoice.given(context, options).isEmpty() || context.worldSize() == 1) {
             return;
         }
@@ -263,6 +272,7 @@ public final class NcclBackend extends Backend {
                     this::deadPeer,
                     () -> {
                         group.collectives().connect();
+                        connected.run();
                         return true;
                     });
         } catch (RuntimeException e) {
@@ -270,6 +280,22 @@ public final class NcclBackend extends Backend {
             close();
             throw e;
         }
+    }
+
+    /**
+     * Enqueues the sum of float32 numbers in place on the communicator, which must be connected and
+     * have no other operation.
+     */
+    public void sum(long address, long count, CudaStream stream) {
+        connection
+                .communicator()
+                .allReduce(
+                        address,
+                        address,
+                        count,
+                        ScalarType.FLOAT32,
+                        NcclCommunicator.Op.SUM.ordinal(),
+                        stream);
     }
 
     /** Returns whether the group has a communicator, for tests. */

@@ -34,6 +34,7 @@ import org.djlx.collectives.ContractCases;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclBatch;
+import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.ReduceOp;
@@ -1282,6 +1283,31 @@ class CudaP2pThreadsTest {
         OptionalDouble rate = rates.iterator().next();
         assertEquals(P2pRanks.isShared(), rate.isEmpty());
         rate.ifPresent(each -> assertTrue(each > 5 && each < 1000, each + " GB/s"));
+    }
+
+    /** The measured sums leave the group's memory as its first operations need it. */
+    @Test
+    void eagerGroupsMeasureUpToWhichSizeKernelsAreFasterThanNccl() {
+        P2pRanks.requireNccl();
+        Device[] gpus = IntStream.range(0, worldSize).mapToObj(Device::gpu).toArray(Device[]::new);
+        NcclOptions nccl = NcclOptions.builder().optDevices(gpus).build();
+        CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
+        assertTrue(options.isMeasured());
+        List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
+        try {
+            run(
+                    groups,
+                    (group, manager) -> {
+                        for (long count : new long[] {10, 1 << 20, 20 << 20}) {
+                            NDArray sum = manager.ones(new Shape(count));
+                            group.allReduce(sum, ReduceOp.SUM).await();
+                            assertEquals(worldSize, sum.min().getFloat());
+                            assertEquals(worldSize, sum.max().getFloat());
+                        }
+                    });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
     }
 
     @Test

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+package org.djlx.collectives.internal.cudap2p;
+
+import com.google.gson.Gson;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.List;
+import java.util.function.LongToDoubleFunction;
+import org.djlx.collectives.spi.GroupContext;
+
+/**
+ * Finds the largest all-reduce for which kernels are faster than NCCL, which may reduce within
+ * NVSwitches (NVLS): both are timed for sizes of 1 MiB, 4 MiB and so on. NCCL counts as faster if
+ * it takes less than 95 % of the kernels' time.
+ */
+final class NcclLimit {
+
+    private static final Gson GSON = new Gson();
+    private static final long LEAST = 1 << 20;
+    private static final int STEP = 4; // from one size to the next
+    private static final double FASTER = 0.95;
+
+    private NcclLimit() {}
+
+    /**
+     * Measures both on all ranks, of which the slowest counts. All ranks call this, with the same
+     * {@code most}.
+     *
+     * @param most the largest size, in bytes
+     * @param kernels returns the time of a size
+     * @return the limit in bytes, the same on all ranks; {@link Long#MAX_VALUE} if NCCL is not
+     *     faster
+     */
+    static long measure(
+            GroupContext context,
+            long most,
+            LongToDoubleFunction kernels,
+            LongToDoubleFunction nccl) {
+        List<Double> times = new ArrayList<>();
+        for (long size = LEAST; size <= most; size *= STEP) {
+            times.add(kernels.applyAsDouble(size));
+            times.add(nccl.applyAsDouble(size));
+        }
+        double[] slowest = new double[times.size()];
+        byte[] own = GSON.toJson(times).getBytes(StandardCharsets.UTF_8);
+        for (byte[] json : context.exchange("p2p-nccl-times", own)) {
+            double[] ofRank =
+                    GSON.fromJson(new String(json, StandardCharsets.UTF_8), double[].class);
+            Arrays.setAll(slowest, i -> Math.max(slowest[i], ofRank[i]));
+        }
+        return limit(slowest);
+    }
+
+    /**
+     * Returns the limit: half of the smallest size for which NCCL is faster.
+     *
+     * @param times for each size, the time of the kernels and that of NCCL
+     */
+    static long limit(double[] times) {
+        long size = LEAST;
+        for (int i = 0; i < times.length; i += 2, size *= STEP) {
+            if (times[i + 1] < FASTER * times[i]) {
+                return size / 2;
+            }
+        }
+        return Long.MAX_VALUE;
+    }
+}
