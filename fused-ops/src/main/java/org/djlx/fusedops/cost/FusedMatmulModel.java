@@ -114,30 +114,19 @@ public final class FusedMatmulModel {
         return ceilDiv(work.rows(), TILE_ROWS) * across;
     }
 
-    /**
-     * {@return the fastest division by {@link Machine.Fused#tiles}, with the time of the fastest
-     * division by {@link Machine.Fused#steps}, for float8 by {@code tiles}, too}
-     */
+    /** {@return the division with the shortest predicted time} */
     public Tiling fastest() {
-        Machine.Fused fused = machine.fused();
-        Tiling now = fastest(fused.tiles());
-        return isScaled()
-                ? now // Only the current kernel computes float8.
-                : new Tiling(now.tile, now.pushers, fastest(fused.steps()).micros);
-    }
-
-    private Tiling fastest(List<Double> steps) {
         Tiling best = null;
         // Float8 has no tiles of 256 columns: the kernel keeps each sum in two registers.
         for (int tile = isScaled() ? 1 : 0; tile < TILE_COLUMNS.size(); tile++) {
             if (!work.isGather()) {
-                best = faster(best, tiling(tile, 0, steps));
+                best = faster(best, tiling(tile, 0));
                 continue;
             }
             for (int pushers : PUSHERS) {
                 boolean idle = pushers > 1 && (pushers - 1) * PIECE >= work.bytesIn();
                 if (pushers <= machine.multiprocessors() && !idle) {
-                    best = faster(best, tiling(tile, pushers, steps));
+                    best = faster(best, tiling(tile, pushers));
                 }
             }
         }
@@ -146,11 +135,7 @@ public final class FusedMatmulModel {
 
     /** Returns a given division, with its predicted time. */
     Tiling tiling(int tile, int pushers) {
-        return tiling(tile, pushers, machine.fused().steps());
-    }
-
-    private Tiling tiling(int tile, int pushers, List<Double> steps) {
-        double step = steps.get(tile) * (isScaled() ? SCALED_STEP : 1);
+        double step = machine.fused().steps().get(tile) * (isScaled() ? SCALED_STEP : 1);
         double one = ceilDiv(work.inner() * work.type().itemSize(), STEP) * step;
         double micros = work.isGather() ? gather(tile, one, pushers) : scatter(tile, one);
         return new Tiling(tile, pushers, micros);

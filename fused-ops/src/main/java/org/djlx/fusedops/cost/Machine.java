@@ -27,7 +27,12 @@ public record Machine(
         Nccl nccl,
         Host host) {
 
-    /** The rate of an H200's memory in a local copy, as {@link GpuRates} measures it. */
+    /**
+     * The rates of an H200 as {@link GpuRates} measures them: of a matmul, and of memory in a local
+     * copy.
+     */
+    private static final double H200_TERAFLOPS = 688;
+
     private static final double H200_MEMORY = 4100;
 
     /** The largest number of ranks that was measured, which is the number of GPUs of a host. */
@@ -38,23 +43,16 @@ public record Machine(
             new Machine(
                     "h200",
                     132,
-                    new Library(2.65, 688, 3730),
-                    new Fused(
-                            13.4,
-                            List.of(0.765, 0.425, 0.258),
-                            List.of(0.761, 0.381, 0.23),
-                            3.51,
-                            32.4,
-                            342,
-                            219),
-                    new Copies(9.62, 389, 15.7, 0.0153, 3890),
-                    new Exchange(3.19, 306),
+                    new Library(4.3, 743, 3880),
+                    new Fused(11.4, List.of(0.706, 0.367, 0.285), 2.59, 32, 342, 220),
+                    new Copies(9.62, 389, 10.3, 0.0169, 4050),
+                    new Exchange(3.35, 328),
                     new Nccl(
-                            List.of(18.2, 25.3, 23.7),
-                            List.of(215.0, 307.0, 331.0),
+                            List.of(17.9, 25.3, 23.7),
+                            List.of(217.0, 307.0, 331.0),
                             List.of(6.32, 7.46, 10.8),
                             List.of(85.2, 112.0, 172.0)),
-                    new Host(27.4, 42.5, 43.5, List.of(58.1, 104.0, 289.0)));
+                    new Host(24.2, 41.1, 39.3, List.of(63.8, 104.0, 289.0)));
 
     /**
      * NVIDIA H100 with 80 GB: matmuls and memory as measured on one GPU (672 TFLOP/s in a bfloat16
@@ -92,12 +90,10 @@ public record Machine(
      *
      * @param start the fixed time: from the launch to the first load, and after the last store
      * @param steps the times of a tile for 64 columns of A in 16-bit types, one for each of the
-     *     {@link FusedMatmulModel#TILE_COLUMNS}, with the kernel of the operator measurements; they
-     *     decide the path
-     * @param tiles the same times with the current, faster kernel; they decide the tile
+     *     {@link FusedMatmulModel#TILE_COLUMNS}
      * @param exchange the additional time of a tile that is sent to another rank, or added to tiles
      *     of other ranks
-     * @param blockRate the rate of a thread block that pushes
+     * @param blockRate the rate of a thread block that pushes; not fitted, but timed in the kernel
      * @param linkRate the total rate when all thread blocks only push, on 8 GPUs
      * @param crowdedRate the total rate of 8 or 16 thread blocks that push while the other blocks
      *     multiply, on 8 GPUs. On 2 and 4 GPUs the links are the limit
@@ -105,7 +101,6 @@ public record Machine(
     public record Fused(
             double start,
             List<Double> steps,
-            List<Double> tiles,
             double exchange,
             double blockRate,
             double linkRate,
@@ -245,7 +240,6 @@ public record Machine(
                 new Fused(
                         fused.start,
                         fused.steps.stream().map(step -> step / faster).toList(),
-                        fused.tiles.stream().map(step -> step / faster).toList(),
                         fused.exchange,
                         fused.blockRate,
                         fused.linkRate,
@@ -273,7 +267,7 @@ public record Machine(
         if (gpu.matches("(.*\\W)?h200(\\W.*)?")) { // not a GH200
             return H200.withMultiprocessors(rates.multiprocessors());
         }
-        double ofSm = H200.library.teraflops / H200.multiprocessors;
+        double ofSm = H200_TERAFLOPS / H200.multiprocessors;
         return H200.with(
                 gpu,
                 rates.multiprocessors(),

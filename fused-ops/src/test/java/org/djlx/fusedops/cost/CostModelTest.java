@@ -91,7 +91,7 @@ class CostModelTest {
             if (MachineFit.isOperator(row)
                     && (isPath(row) || row.path().matches("matmul|collective"))) {
                 double error = Math.abs(ratio(row) - 1);
-                boolean tiny = row.m() * row.n() * row.k() == 32 * 32 * 32;
+                boolean tiny = row.m() * row.n() * row.k() <= 64 * 64 * 64;
                 String kind = isOfHost(row) ? "host" : tiny ? "tiny" : row.path();
                 errors.computeIfAbsent(kind, key -> new ArrayList<>()).add(error);
                 System.out.printf(
@@ -111,14 +111,14 @@ class CostModelTest {
         }
         Map<String, Double> bounds =
                 Map.of(
-                        "fused", 0.25,
-                        "pipelined", 0.11,
-                        "gathered", 0.52,
-                        "nccl", 0.56,
+                        "fused", 0.39,
+                        "pipelined", 0.26,
+                        "gathered", 0.54,
+                        "nccl", 0.54,
                         "collective", 0.64,
-                        "matmul", 0.47,
-                        "tiny", 0.43,
-                        "host", 0.91);
+                        "matmul", 0.39,
+                        "tiny", 0.96,
+                        "host", 0.89);
         assertEquals(bounds.keySet(), errors.keySet());
         errors.forEach(
                 (kind, all) ->
@@ -135,7 +135,13 @@ class CostModelTest {
                     Collections.sort(all);
                     double median = all.get(all.size() / 2);
                     boolean few = all.size() < 5;
-                    double bound = kind.equals("host") ? 0.23 : kind.equals("tiny") ? 0.44 : 0.06;
+                    double bound =
+                            switch (kind) {
+                                case "host" -> 0.23;
+                                case "tiny" -> 0.86;
+                                case "fused" -> 0.07; // of former kernels on 4 and 8 GPUs, too
+                                default -> 0.06;
+                            };
                     assertTrue(few || median <= bound, kind + " " + median);
                 });
     }
@@ -204,12 +210,28 @@ class CostModelTest {
         List<Chosen> choices = choices(ROWS, false, Measurement::source, Measurement::micros);
         long fastest = choices.stream().filter(each -> each.overFastest() == 1).count();
         assertEquals(
-                "156 of 183", fastest + " of " + choices.size(), "docs/fused-operators.md says so");
+                "138 of 160", fastest + " of " + choices.size(), "docs/fused-operators.md says so");
         Predicate<Chosen> ofHost = each -> isOfHost(each.taken());
         Predicate<Chosen> exchange = each -> each.measured().containsKey(Path.GATHERED);
         assertEquals(1.30, worst(choices, ofHost.negate()), 0.01);
-        assertEquals(1.82, worst(choices, ofHost), 0.01);
-        assertEquals(1.32, worst(choices, ofHost.and(exchange)), 0.01);
+        assertEquals(1.65, worst(choices, ofHost), 0.01);
+        assertEquals(1.65, worst(choices, ofHost.and(exchange)), 0.01);
+    }
+
+    /** Replays of each path on 2 GPUs. A choice is near if no path took 3 % less. */
+    @ParameterizedTest
+    @CsvSource({"llama, 26 of 30", "random, 91 of 100"})
+    void onTwoGpusTheChoiceIsNearTheFastest(String sizes, String near) {
+        List<Measurement> rows =
+                ROWS.stream()
+                        .filter(row -> row.source().startsWith("gpu-bench-" + sizes + ".json"))
+                        .toList();
+        List<Chosen> choices = choices(rows, true, Measurement::source, Measurement::micros);
+        long count = choices.stream().filter(each -> each.overFastest() <= 1.03).count();
+        assertEquals(near, count + " of " + choices.size(), "docs/fused-operators.md says so");
+        for (Chosen each : choices) {
+            assertTrue(overNccl(each.taken()) < 1, each::toString);
+        }
     }
 
     /**
@@ -253,6 +275,22 @@ class CostModelTest {
         for (Chosen each : choices) {
             assertTrue(overNccl(each.taken()) <= 1.03, each::toString);
         }
+    }
+
+    /** FUSED took 150, 264 and 540 us for the gathers on 4 H200s, PIPELINED 144, 215 and 383. */
+    @ParameterizedTest
+    @CsvSource({
+        "ALL_GATHER_MATMUL, 2048, PIPELINED",
+        "ALL_GATHER_MATMUL, 4096, PIPELINED",
+        "ALL_GATHER_MATMUL, 8192, PIPELINED",
+        "MATMUL_REDUCE_SCATTER, 1024, FUSED",
+        "MATMUL_REDUCE_SCATTER, 2048, FUSED",
+        "MATMUL_REDUCE_SCATTER, 8192, FUSED"
+    })
+    void onFourGpusTheFastestIsChosen(FusedOperator operator, long m, Path path) {
+        Workload work = bfloat16(operator, 4, m, 8192, 8192);
+        assertEquals(path, H200.choose(work, work, H200::possible, false).path());
+        assertEquals(path, H200.choose(work, work, H200::possible, true).path());
     }
 
     private static double overNccl(Measurement row) {
@@ -450,7 +488,8 @@ class CostModelTest {
     @Test
     void measuredGpusHaveTheirRates() {
         Machine h100 = Machine.H100;
-        assertEquals(672, h100.library().teraflops(), 1e-9);
+        double library = Machine.H200.library().teraflops() / 688;
+        assertEquals(672 * library, h100.library().teraflops(), 1e-9);
         assertEquals(Machine.H200.nccl(), h100.nccl());
         assertEquals(132, h100.multiprocessors());
         double wider = 3030.0 / 4100;
@@ -460,7 +499,7 @@ class CostModelTest {
         assertEquals(step, h100.fused().steps().get(0), 1e-9);
         // Half of the SMs take twice as long.
         Machine half = h100.withMultiprocessors(66);
-        assertEquals(336, half.library().teraflops(), 1e-9);
+        assertEquals(336 * library, half.library().teraflops(), 1e-9);
         assertEquals(h100.fused(), half.fused());
         // Half as many SMs that are as fast together are twice as fast each.
         Machine other = Machine.of(new GpuRates("NVIDIA X", 66, 688, 4100));
