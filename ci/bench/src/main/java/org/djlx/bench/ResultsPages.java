@@ -38,6 +38,9 @@ final class ResultsPages {
                     Pattern.DOTALL);
     private static final String HIGHLIGHTS = "highlights";
 
+    /** The file whose commit and date decide which files of GPUs are marked as older. */
+    private static final String LATEST = "gpu-bench.json";
+
     /** The file of the README's chart, and the sizes that it shows. */
     private static final String README_CHART = "gpu-bench-4.json";
 
@@ -76,6 +79,7 @@ final class ResultsPages {
             String name = file.getFileName().toString();
             sections.put(name, new ResultsSection(name, report(file)));
         }
+        sections.values().forEach(section -> section.compareAge(sections.get(LATEST)));
         List<Path> pages = new ArrayList<>(list(root.resolve("docs"), ".md"));
         pages.add(root.resolve("README.md"));
         for (Path page : pages) {

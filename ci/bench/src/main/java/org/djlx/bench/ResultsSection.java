@@ -58,6 +58,19 @@ final class ResultsSection {
         }
     }
 
+    /** Marks this report as older if it is of GPUs, and of a commit measured before another's. */
+    void compareAge(ResultsSection latest) {
+        if (report.has("gpus")
+                && !report.get("commit").equals(latest.report.get("commit"))
+                && text("date").compareTo(latest.text("date")) < 0) {
+            report.addProperty("older", true);
+        }
+    }
+
+    private String text(String name) {
+        return report.get(name).getAsString();
+    }
+
     private static Template template() {
         try (InputStream in = ResultsSection.class.getResourceAsStream("results.jinja")) {
             return Template.parse(new String(in.readAllBytes(), StandardCharsets.UTF_8));

@@ -22,6 +22,8 @@ import java.util.stream.Collectors;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
 import picocli.CommandLine;
 
 /** The pages hold the figures of ci/results, and no others. */
@@ -80,6 +82,30 @@ class ResultsPagesTest {
                                 "\"commit\": \"[^\"]*\"", "\"commit\": \"0123456789ab-dirty\""));
         String page = ResultsPages.render(dir).get(Path.of("docs/performance.md"));
         assertTrue(page.contains(" · commit 0123456-dirty · "), page);
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "gpus, one, 2026-11-28, true",
+        "gpus, two, 2026-11-28, false",
+        "gpus, one, 2026-11-30, false",
+        "cores, one, 2026-11-28, false"
+    })
+    void marksFilesOfGpusThatAreOlder(String has, String commit, String date, boolean older) {
+        JsonObject report = new JsonObject();
+        report.addProperty("benchmark", "tests");
+        report.addProperty("machine", "CPU");
+        report.addProperty(has, 2);
+        report.addProperty("commit", commit);
+        report.addProperty("date", date);
+        report.add("versions", new JsonObject());
+        JsonObject latest = new JsonObject();
+        latest.addProperty("commit", "two");
+        latest.addProperty("date", "2026-11-29");
+        ResultsSection section = new ResultsSection("a.json", report);
+        section.compareAge(new ResultsSection("gpu-bench.json", latest));
+        String page = section.markdown();
+        assertEquals(older, page.contains(" · **older"), page);
     }
 
     @Test
