@@ -9,6 +9,9 @@
 #     with a thread a rank, into FILE.json; with a process a rank, into FILE-processes.json.
 #     JVMs compile early and with C1 only; the reports name the options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Without git, --commit names the measured commit
+#   ci/bench.sh shared [--commit COMMIT]
+#     ranks that share GPUs, without NCCL: if there are two GPUs, 8 ranks on them, into gpu-bench-shared.json; then 2 ranks on
+#     one, into gpu-bench-one.json
 #   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, if python3 has it, PyTorch;
 #     `ci/bench.sh block` with the same --ranks and --commit, into FILE-block.json; then, or only, if there is no GPU, a step
@@ -99,12 +102,17 @@ gpus() {
   nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
 }
 
+# compile_early: makes JVMs compile early and with C1 only. With C2's profiling, simultaneous calls of two threads take 1.5
+# times as long for the first thousands of calls.
+compile_early() {
+  export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
+}
+
 # Does not call setup: a machine to which a built checkout was copied needs Java only.
 bench_gpu() {
   local json='' ranks='' commit status=0 cold
   local -a args=()
-  # With C2's profiling, simultaneous calls of two threads take 1.5 times as long for the first thousands of calls.
-  export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
+  compile_early
   [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
   commit=$(commit)
   common_options "$@"
@@ -119,6 +127,20 @@ bench_gpu() {
   rm -rf "$cold"
   "$root/ci/bench/run.sh" bench-gpu --ranks "$ranks" --json "$json" "${args[@]}" || status=$?
   "$root/ci/bench/run.sh" launch --nproc "$ranks" bench-gpu --json "${json%.json}-processes.json" "${args[@]}" || status=$?
+  return "$status"
+}
+
+bench_shared() {
+  local status=0 results=$root/ci/results
+  [[ " $*" == *" --commit"* ]] || set -- --commit "$(commit)" "$@"
+  compile_early
+  export CUDA_MODULE_LOADING=EAGER CUDA_DEVICE_MAX_CONNECTIONS=32
+  if (($(gpus) > 1)); then
+    CUDA_VISIBLE_DEVICES=0,1 "$root/ci/bench/run.sh" bench-gpu --ranks 8 --shapes tiny --bytes 4K,64K \
+      --json "$results/gpu-bench-shared.json" "$@" || status=$?
+  fi
+  CUDA_VISIBLE_DEVICES=0 "$root/ci/bench/run.sh" bench-gpu --ranks 2 --shapes tiny,norm:8x4096,2048x2048x2048 --bytes 1K,64K,1M \
+    --json "$results/gpu-bench-one.json" "$@" || status=$?
   return "$status"
 }
 
@@ -255,6 +277,10 @@ case ${1:-} in
     shift
     bench_gpu "$@"
     ;;
+  shared)
+    shift
+    bench_shared "$@"
+    ;;
   train)
     shift
     bench_train "$@"
@@ -279,6 +305,6 @@ case ${1:-} in
     sed -n '2,/^set /{s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
     ;;
   *)
-    bad_arguments "the first argument must be cpu, gpu, train, block, decode, read or llama-cpp, not '${1:-}'; ci/bench.sh --help explains them"
+    bad_arguments "the first argument must be cpu, gpu, shared, train, block, decode, read or llama-cpp, not '${1:-}'; ci/bench.sh --help explains them"
     ;;
 esac
