@@ -21,6 +21,12 @@ interface Baseline extends AutoCloseable {
     /** Reduce-scatters; {@code part} gets this rank's part. */
     void reduceScatter(NDArray part, NDArray all);
 
+    /** Sends row r of {@code inputs} to rank r; row r of {@code outputs} comes from rank r. */
+    void allToAll(NDArray outputs, NDArray inputs);
+
+    /** Broadcasts from rank 0. */
+    void broadcast(NDArray tensor);
+
     record Window(NativeMemory memory, Runnable free) {
 
         NDArray view(NDManager manager, long offset, Shape shape) {

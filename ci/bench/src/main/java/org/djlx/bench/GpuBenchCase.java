@@ -32,8 +32,8 @@ import org.djlx.nativeops.torch.Torch;
  * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements.
  *
  * @param path the forced path of a fused operator; null if the operator chooses
- * @param bytes the size of an all-reduce's tensor, or of a rank's part of another collective; 0 for
- *     other operations
+ * @param bytes the size of an all-reduce's or broadcast's tensor, of a rank's part of another
+ *     collective, or of what a rank sends to each rank in an all-to-all; 0 for other operations
  */
 record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, int k) {
 
@@ -41,6 +41,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         allReduce,
         allGather,
         reduceScatter,
+        allToAll,
+        broadcast,
         allGatherMatmul,
         matmulReduceScatter,
         allReduceRmsNorm
@@ -83,8 +85,9 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         long kn = (long) k * n / worldSize;
         long mn = (long) m * n;
         return switch (operation) {
-            case allReduce -> bytes;
+            case allReduce, broadcast -> bytes;
             case allGather, reduceScatter -> bytes * (worldSize + 1);
+            case allToAll -> 2 * bytes * worldSize;
             case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
             case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
             case allReduceRmsNorm -> 2 * (4 * mn + n);
@@ -117,9 +120,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         int turns = turns(worldSize);
         Supplier<NDArray> expecting =
                 switch (operation) {
-                    case allReduce -> addAllReduce(rank, turns, contenders, notes);
-                    case allGather -> addAllGather(rank, turns, contenders);
-                    case reduceScatter -> addReduceScatter(rank, turns, contenders);
+                    case allReduce, broadcast -> addInPlace(rank, turns, contenders, notes);
+                    case allGather, reduceScatter, allToAll -> addCopying(rank, turns, contenders);
                     case allGatherMatmul -> addGather(rank, turns, contenders);
                     case matmulReduceScatter -> addScatter(rank, turns, contenders);
                     case allReduceRmsNorm -> addNorm(rank, turns, contenders);
@@ -169,14 +171,17 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
 
     private List<Integer> sizes() {
         return switch (operation) {
-            case allReduce, allGather, reduceScatter -> null;
+            case allReduce, allGather, reduceScatter, allToAll, broadcast -> null;
             case allReduceRmsNorm -> List.of(m, n);
             default -> List.of(m, n, k);
         };
     }
 
-    /** Adds the contenders; returns the first turn's expected result in float64, computed later. */
-    private Supplier<NDArray> addAllReduce(
+    /**
+     * Adds the contenders of an all-reduce or a broadcast; returns the first turn's expected result
+     * in float64, computed later.
+     */
+    private Supplier<NDArray> addInPlace(
             BenchRank rank,
             int turns,
             Map<String, Contender> contenders,
@@ -184,17 +189,16 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         long count = bytes / 2;
         List<NDArray> inputs = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
         List<NDArray> own = arrays(turns, i -> rank.empty(count));
-        contenders.put(
-                OURS,
-                inPlace(
-                        inputs,
-                        own,
-                        i -> rank.ours().allReduce(own.get(i), ReduceOp.SUM, false),
-                        own.get(0)));
+        contenders.put(OURS, inPlace(inputs, own, i -> ours(rank, own.get(i), null), own.get(0)));
         if (rank.baseline() != null) {
             List<NDArray> plain = arrays(turns, i -> rank.empty(count));
-            IntConsumer reduce = i -> rank.baseline().allReduce(plain.get(i));
-            contenders.put(NCCL, inPlace(inputs, plain, reduce, plain.get(0)));
+            IntConsumer call = i -> nccl(rank, plain.get(i), null);
+            contenders.put(NCCL, inPlace(inputs, plain, call, plain.get(0)));
+        }
+        if (operation == Operation.broadcast) {
+            return () -> doubles(rank.input(0, 0, 0, count));
+        }
+        if (rank.baseline() != null) {
             String failure = putWindows(rank, contenders, inputs);
             if (!failure.isEmpty()) {
                 notes.put(NCCL_WINDOWS, failure);
@@ -203,70 +207,55 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count)));
     }
 
-    private Supplier<NDArray> addAllGather(
-            BenchRank rank, int turns, Map<String, Contender> contenders) {
-        long count = bytes / 2;
-        int worldSize = rank.worldSize();
-        List<NDArray> parts = arrays(turns, i -> rank.input(rank.ours().rank(), i, 0, count));
-        List<NDArray> own = arrays(turns, i -> rank.empty(worldSize, count));
-        contenders.put(
-                OURS,
-                intoArrays(
-                        i -> rank.ours().allGatherIntoTensor(own.get(i), parts.get(i), false),
-                        own.get(0)));
-        if (rank.baseline() != null) {
-            List<NDArray> plain = arrays(turns, i -> rank.empty(worldSize, count));
-            contenders.put(
-                    NCCL,
-                    intoArrays(
-                            i -> rank.baseline().allGather(plain.get(i), parts.get(i)),
-                            plain.get(0)));
-        }
-        return () -> {
-            NDArray expected =
-                    Torch.empty(rank.manager(), new Shape(worldSize, count), ScalarType.FLOAT64);
-            for (int r = 0; r < worldSize; r++) {
-                try (NDArray part = doubles(rank.input(r, 0, 0, count));
-                        NDArray place = expected.get(r)) {
-                    Torch.copy(place, part);
-                }
-            }
-            return expected;
-        };
-    }
-
-    private Supplier<NDArray> addReduceScatter(
+    /** Adds the contenders of a collective that writes other tensors than it reads. */
+    private Supplier<NDArray> addCopying(
             BenchRank rank, int turns, Map<String, Contender> contenders) {
         long count = bytes / 2;
         int worldSize = rank.worldSize();
         int own = rank.ours().rank();
-        List<NDArray> inputs = arrays(turns, i -> rank.input(own, i, 0, worldSize, count));
-        List<NDArray> sums = arrays(turns, i -> rank.empty(count));
+        long inRows = operation == Operation.allGather ? 1 : worldSize;
+        long outRows = operation == Operation.reduceScatter ? 1 : worldSize;
+        List<NDArray> inputs = arrays(turns, i -> rank.input(own, i, 0, inRows, count));
+        List<NDArray> outputs = arrays(turns, i -> rank.empty(outRows, count));
         contenders.put(
-                OURS,
-                intoArrays(
-                        i ->
-                                rank.ours()
-                                        .reduceScatterTensor(
-                                                sums.get(i), inputs.get(i), ReduceOp.SUM, false),
-                        sums.get(0)));
+                OURS, intoArrays(i -> ours(rank, outputs.get(i), inputs.get(i)), outputs.get(0)));
         if (rank.baseline() != null) {
-            List<NDArray> plain = arrays(turns, i -> rank.empty(count));
+            List<NDArray> plain = arrays(turns, i -> rank.empty(outRows, count));
             contenders.put(
-                    NCCL,
-                    intoArrays(
-                            i -> rank.baseline().reduceScatter(plain.get(i), inputs.get(i)),
-                            plain.get(0)));
+                    NCCL, intoArrays(i -> nccl(rank, plain.get(i), inputs.get(i)), plain.get(0)));
         }
-        return () ->
-                sum(
-                        worldSize,
-                        r -> {
-                            try (NDArray whole = doubles(rank.input(r, 0, 0, worldSize, count));
-                                    NDArray part = whole.get(own)) {
-                                return part.duplicate();
-                            }
-                        });
+        IntFunction<NDArray> part =
+                r -> {
+                    try (NDArray whole = doubles(rank.input(r, 0, 0, inRows, count));
+                            NDArray row = whole.get(inRows == 1 ? "0:1" : own + ":" + (own + 1))) {
+                        return row.duplicate();
+                    }
+                };
+        return outRows == 1
+                ? () -> sum(worldSize, part)
+                : () -> stacked(rank, new Shape(outRows, count), part);
+    }
+
+    /** Runs this case's collective by this project; {@code from} is not used in place. */
+    private void ours(BenchRank rank, NDArray to, NDArray from) {
+        switch (operation) {
+            case allReduce -> rank.ours().allReduce(to, ReduceOp.SUM, false);
+            case broadcast -> rank.ours().broadcast(to, 0, false);
+            case allGather -> rank.ours().allGatherIntoTensor(to, from, false);
+            case reduceScatter -> rank.ours().reduceScatterTensor(to, from, ReduceOp.SUM, false);
+            default -> rank.ours().allToAllSingle(to, from, false);
+        }
+    }
+
+    /** Runs the same by the baseline. */
+    private void nccl(BenchRank rank, NDArray to, NDArray from) {
+        switch (operation) {
+            case allReduce -> rank.baseline().allReduce(to);
+            case broadcast -> rank.baseline().broadcast(to);
+            case allGather -> rank.baseline().allGather(to, from);
+            case reduceScatter -> rank.baseline().reduceScatter(to, from);
+            default -> rank.baseline().allToAll(to, from);
+        }
     }
 
     /**
@@ -347,16 +336,14 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         putBaselines(rank, contenders, gather, matmul, gather.andThen(matmul), outs.get(0));
         return () -> {
             try (NDArray b = doubles(rank.input(own, 0, 1, k, columns))) {
-                Shape shape = new Shape(m, columns);
-                NDArray expected = Torch.empty(rank.manager(), shape, ScalarType.FLOAT64);
-                for (int r = 0; r < rank.worldSize(); r++) {
-                    try (NDArray a = doubles(rank.input(r, 0, 0, rows, k));
-                            NDArray part = a.matMul(b);
-                            NDArray place = expected.get(r * rows + ":" + (r + 1) * rows)) {
-                        Torch.copy(place, part);
-                    }
-                }
-                return expected;
+                return stacked(
+                        rank,
+                        new Shape(m, columns),
+                        r -> {
+                            try (NDArray a = doubles(rank.input(r, 0, 0, rows, k))) {
+                                return a.matMul(b);
+                            }
+                        });
             }
         };
     }
@@ -480,6 +467,19 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
 
     private static List<NDArray> arrays(int turns, IntFunction<NDArray> maker) {
         return IntStream.range(0, turns).mapToObj(maker).toList();
+    }
+
+    /** Returns an array of a shape with the parts of all ranks, in rank order. */
+    private static NDArray stacked(BenchRank rank, Shape shape, IntFunction<NDArray> part) {
+        NDArray all = Torch.empty(rank.manager(), shape, ScalarType.FLOAT64);
+        long rows = shape.get(0) / rank.worldSize();
+        for (int r = 0; r < rank.worldSize(); r++) {
+            try (NDArray each = part.apply(r);
+                    NDArray place = all.get(r * rows + ":" + (r + 1) * rows)) {
+                Torch.copy(place, each);
+            }
+        }
+        return all;
     }
 
     private static NDArray sum(int ranks, IntFunction<NDArray> part) {

@@ -37,8 +37,9 @@ import picocli.CommandLine.Option;
 final class GpuBenchCommand extends ReportCommand {
 
     private static final int MAX_RANKS = 8;
-    private static final Set<Operation> OURS_ONLY =
-            EnumSet.of(Operation.allReduceRmsNorm, Operation.allGather, Operation.reduceScatter);
+    private static final Set<Operation> OF_TORCH =
+            EnumSet.of(
+                    Operation.allReduce, Operation.allGatherMatmul, Operation.matmulReduceScatter);
 
     // CudaP2pOptions.Builder.optSharedGpus explains these variables.
     private static final Map<String, String> SHARING =
@@ -52,8 +53,9 @@ final class GpuBenchCommand extends ReportCommand {
             split = ",",
             defaultValue = GpuBenchPlan.BYTES,
             description =
-                    "Sizes of all-reduces, of a rank's part of all-gathers (ag:SIZE) and of"
-                            + " reduce-scatters (rs:SIZE); or none.")
+                    "Sizes of all-reduces and broadcasts (bcast:SIZE), of a rank's part of"
+                            + " all-gathers (ag:SIZE) and reduce-scatters (rs:SIZE), and of what a"
+                            + " rank sends to each rank in an all-to-all (a2a:SIZE); or none.")
     private List<String> bytes;
 
     @Option(
@@ -65,7 +67,8 @@ final class GpuBenchCommand extends ReportCommand {
                     "Unsharded shapes MxNxK of both fused operators, or none. ag:MxNxK or rs:MxNxK:"
                         + " of one operator. tiny: 16 times the number of ranks. llama-8b,"
                         + " llama-70b: the MLP of a model, with M from 16 to 32768, or for example"
-                        + " llama-8b:64-512. gathered:SHAPE, fused:SHAPE, pipelined:SHAPE or"
+                        + " llama-8b:64-512. square: Mx8192x8192 with M from 256 to 8192, or for"
+                        + " example square:256-512. gathered:SHAPE, fused:SHAPE, pipelined:SHAPE or"
                         + " nccl:SHAPE: with that path forced. norm:8x4096: an all-reduce + RMSNorm"
                         + " of 8 rows. norms: the norms of decode steps.")
     private List<String> shapes;
@@ -156,7 +159,7 @@ final class GpuBenchCommand extends ReportCommand {
                 torch != null
                         && !torch.version().isEmpty()
                         && measured.path() == null
-                        && !OURS_ONLY.contains(measured.operation());
+                        && OF_TORCH.contains(measured.operation());
         return both ? torch.measure(row, measured.turns(row.ranks()), rounds) : row;
     }
 }

@@ -6,6 +6,7 @@ import static org.djlx.collectives.launch.cli.UsageException.refuseIf;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.Optional;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -18,21 +19,35 @@ import org.djlx.fusedops.cost.Path;
 final class GpuBenchPlan {
 
     static final String SHAPES =
-            "tiny,pipelined:tiny,512x8192x8192,512x1024x8192,llama-8b,llama-70b,norms";
+            "tiny,pipelined:tiny,square,512x1024x8192,llama-8b,llama-70b,norms";
     static final String BYTES =
             "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M,"
-                    + "ag:1K,ag:128K,ag:1M,ag:8M,ag:32M,rs:1K,rs:128K,rs:1M,rs:8M,rs:32M";
+                    + "ag:1K,ag:128K,ag:1M,ag:8M,ag:32M,rs:1K,rs:128K,rs:1M,rs:8M,rs:32M,"
+                    + "a2a:1K,a2a:1M,a2a:32M,bcast:1K,bcast:1M,bcast:32M";
 
     private static final String NONE = "none";
     private static final Pattern SHAPE =
             Pattern.compile("(?:(ag|rs):)?(\\d{1,6})x(\\d{1,6})x(\\d{1,6})");
     private static final Pattern MODEL =
-            Pattern.compile("llama-(8b|70b)(?::(\\d{1,6})-(\\d{1,6}))?");
+            Pattern.compile("(llama-8b|llama-70b|square)(?::(\\d{1,6})-(\\d{1,6}))?");
     private static final Pattern NORM = Pattern.compile("norm:(\\d{1,6})x(\\d{1,6})");
     private static final int[] NORM_ROWS = {1, 8, 32, 64};
     private static final int[] NORM_SIZES = {4096, 8192};
-    private static final int FEWEST_ROWS = 16;
-    private static final int MOST_ROWS = 32768;
+    private static final Map<String, Operation> COLLECTIVES =
+            Map.of(
+                    "ag", Operation.allGather,
+                    "rs", Operation.reduceScatter,
+                    "a2a", Operation.allToAll,
+                    "bcast", Operation.broadcast);
+
+    /** Two matmuls: (M, inner, hidden) and (M, hidden, inner), with the usual range of M. */
+    private record Mlp(int hidden, int inner, int fewestRows, int mostRows) {}
+
+    private static final Map<String, Mlp> MLPS =
+            Map.of(
+                    "llama-8b", new Mlp(4096, 14336, 16, 32768),
+                    "llama-70b", new Mlp(8192, 28672, 16, 32768),
+                    "square", new Mlp(8192, 8192, 256, 8192));
 
     private GpuBenchPlan() {}
 
@@ -40,8 +55,8 @@ final class GpuBenchPlan {
      * Returns the cases in the order in which they are measured.
      *
      * @param shapes the shapes of fused operators
-     * @param bytes the sizes of all-reduces; with "ag:" or "rs:", of a rank's part of all-gathers
-     *     or reduce-scatters
+     * @param bytes the sizes of all-reduces; with "ag:", "rs:", "a2a:" or "bcast:", of all-gathers,
+     *     reduce-scatters, all-to-alls or broadcasts
      * @throws UsageException if a case is malformed, or not divisible among the ranks
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {
@@ -55,14 +70,11 @@ final class GpuBenchPlan {
         }
         for (String size : bytes) {
             if (!size.equals(NONE)) {
-                boolean gathers = size.startsWith("ag:");
-                boolean scatters = size.startsWith("rs:");
-                String digits = gathers || scatters ? size.substring(3) : size;
-                Operation operation =
-                        gathers
-                                ? Operation.allGather
-                                : scatters ? Operation.reduceScatter : Operation.allReduce;
+                String prefix = size.substring(0, Math.max(0, size.indexOf(':')));
+                Operation other = COLLECTIVES.get(prefix);
+                String digits = other == null ? size : size.substring(prefix.length() + 1);
                 long least = Math.max(2, BenchCase.parse(digits).size());
+                Operation operation = other == null ? Operation.allReduce : other;
                 cases.add(GpuBenchCase.collective(operation, least));
             }
         }
@@ -84,10 +96,14 @@ final class GpuBenchPlan {
             cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, side, side, side));
             cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, side, side, side));
         } else if (model.matches()) {
-            int first = model.group(2) == null ? FEWEST_ROWS : Integer.parseInt(model.group(2));
-            int last = model.group(3) == null ? MOST_ROWS : Integer.parseInt(model.group(3));
-            refuseIf(first == 0, "the rows of %s begin with 0; give 1 or more".formatted(shape));
-            addModel(cases, model.group(1).equals("8b"), first, last, worldSize);
+            Mlp mlp = MLPS.get(model.group(1));
+            if (model.group(2) != null) {
+                int first = Integer.parseInt(model.group(2));
+                refuseIf(
+                        first == 0, "the rows of %s begin with 0; give 1 or more".formatted(shape));
+                mlp = new Mlp(mlp.hidden, mlp.inner, first, Integer.parseInt(model.group(3)));
+            }
+            addModel(cases, mlp, worldSize);
         } else if (shape.equals("norms")) {
             for (int hidden : NORM_SIZES) {
                 for (int rows : NORM_ROWS) {
@@ -101,8 +117,8 @@ final class GpuBenchPlan {
             refuseIf(
                     !matcher.matches(),
                     ("'%s' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192 or"
-                         + " rs:512x8192x8192 for one operator, llama-8b or llama-70b:16-64, norms"
-                         + " or norm:8x4096")
+                         + " rs:512x8192x8192 for one operator, llama-8b, llama-70b:16-64 or"
+                         + " square, norms or norm:8x4096")
                             .formatted(shape));
             int m = size(shape, matcher.group(2), worldSize);
             int n = size(shape, matcher.group(3), worldSize);
@@ -120,16 +136,12 @@ final class GpuBenchPlan {
         return path.name().toLowerCase(Locale.ROOT) + ":";
     }
 
-    /** Adds the two matmuls of a Llama's MLP. */
-    private static void addModel(
-            List<GpuBenchCase> cases, boolean small, int first, int last, int worldSize) {
-        int hidden = small ? 4096 : 8192;
-        int inner = small ? 14336 : 28672;
-        for (int m = first; m <= last; m *= 2) {
+    private static void addModel(List<GpuBenchCase> cases, Mlp mlp, int worldSize) {
+        for (int m = mlp.fewestRows; m <= mlp.mostRows; m *= 2) {
             String rows = Integer.toString(m);
             size(rows + " rows", rows, worldSize);
-            cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, m, inner, hidden));
-            cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, hidden, inner));
+            cases.add(GpuBenchCase.fused(Operation.allGatherMatmul, m, mlp.inner, mlp.hidden));
+            cases.add(GpuBenchCase.fused(Operation.matmulReduceScatter, m, mlp.hidden, mlp.inner));
         }
     }
 

@@ -7,6 +7,7 @@ import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.nccl.NcclCommunicator;
 import org.djlx.nativeops.nccl.NcclConfig;
+import org.djlx.nativeops.nccl.NcclGroup;
 import org.djlx.nativeops.nccl.NcclWindow;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -66,6 +67,28 @@ record NcclBaseline(NcclCommunicator nccl, CudaStream stream, boolean windows) i
                 ScalarType.BFLOAT16,
                 SUM,
                 stream);
+    }
+
+    @Override
+    public void allToAll(NDArray outputs, NDArray inputs) {
+        long send = Torch.dataPointer(inputs);
+        long recv = Torch.dataPointer(outputs);
+        int ranks = (int) inputs.getShape().get(0);
+        long count = inputs.size() / ranks;
+        NcclGroup.run(
+                () -> {
+                    for (int peer = 0; peer < ranks; peer++) {
+                        long offset = ScalarType.BFLOAT16.byteSize(peer, count);
+                        nccl.send(send + offset, count, ScalarType.BFLOAT16, peer, stream);
+                        nccl.recv(recv + offset, count, ScalarType.BFLOAT16, peer, stream);
+                    }
+                });
+    }
+
+    @Override
+    public void broadcast(NDArray tensor) {
+        long address = Torch.dataPointer(tensor);
+        nccl.broadcast(address, address, tensor.size(), ScalarType.BFLOAT16, 0, stream);
     }
 
     @Override

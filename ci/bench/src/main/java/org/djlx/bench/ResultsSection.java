@@ -34,6 +34,8 @@ final class ResultsSection {
                     "allReduceRmsNorm", "all-reduce + RMSNorm",
                     "allGather", "all-gather",
                     "reduceScatter", "reduce-scatter",
+                    "allToAll", "all-to-all",
+                    "broadcast", "broadcast",
                     "allReduce", "all-reduce");
 
     private static final Template TEMPLATE = template();

@@ -66,6 +66,16 @@ class GpuBenchTest {
         }
 
         @Override
+        public void allToAll(NDArray outputs, NDArray inputs) {
+            group.allToAllSingle(outputs, inputs).await();
+        }
+
+        @Override
+        public void broadcast(NDArray tensor) {
+            group.broadcast(tensor, 0).await();
+        }
+
+        @Override
         public Window window(long byteSize) {
             if (group.rank() == withoutWindows) {
                 throw new IllegalStateException("no windows");
@@ -86,6 +96,8 @@ class GpuBenchTest {
                 allReduce(2000),
                 GpuBenchCase.collective(Operation.allGather, 2000),
                 GpuBenchCase.collective(Operation.reduceScatter, 2000),
+                GpuBenchCase.collective(Operation.allToAll, 2000),
+                GpuBenchCase.collective(Operation.broadcast, 2000),
                 GpuBenchCase.fused(Operation.allGatherMatmul, 32, 48, 64),
                 GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 48, 64),
                 GpuBenchCase.norm(3, 40));
@@ -137,7 +149,7 @@ class GpuBenchTest {
         Set<String> columns =
                 switch (wanted.operation()) {
                     case allReduce -> Set.of("ours", "nccl", "ncclWindows");
-                    case allGather, reduceScatter -> Set.of("ours", "nccl");
+                    case allGather, reduceScatter, allToAll, broadcast -> Set.of("ours", "nccl");
                     case allReduceRmsNorm -> Set.of("ours", "oursApart", "nccl", "communication");
                     default -> Set.of("ours", "nccl", "matmul", "communication");
                 };
@@ -145,8 +157,12 @@ class GpuBenchTest {
         assertEquals(columns, row.replay().keySet());
         assertEquals(Map.of(), row.notes());
         // Results are rounded to bfloat16: an error of 0 means that nothing was compared.
-        boolean moved = wanted.operation() == Operation.allGather;
-        assertTrue(row.correct() && (moved || row.error() > 0), row::toString);
+        boolean moved =
+                switch (wanted.operation()) {
+                    case allGather, allToAll, broadcast -> true;
+                    default -> false;
+                };
+        assertTrue(row.correct() && moved == (row.error() == 0), row::toString);
         row.columns()
                 .values()
                 .forEach(
@@ -282,8 +298,9 @@ class GpuBenchTest {
                                 "fused:rs:64x32x32",
                                 "ag:512x1024x8192",
                                 "llama-8b:16-64",
+                                "square:256-256",
                                 "norm:3x100"),
-                        List.of("1K", "ag:2K", "rs:1M"),
+                        List.of("1K", "ag:2K", "rs:1M", "a2a:4K", "bcast:8K"),
                         2);
         assertEquals(
                 List.of(
@@ -300,12 +317,17 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 32, 4096, 14336),
                         GpuBenchCase.fused(Operation.allGatherMatmul, 64, 14336, 4096),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 64, 4096, 14336),
+                        GpuBenchCase.fused(Operation.allGatherMatmul, 256, 8192, 8192),
+                        GpuBenchCase.fused(Operation.matmulReduceScatter, 256, 8192, 8192),
                         GpuBenchCase.norm(3, 100),
                         allReduce(1024),
                         GpuBenchCase.collective(Operation.allGather, 2048),
-                        GpuBenchCase.collective(Operation.reduceScatter, 1 << 20)),
+                        GpuBenchCase.collective(Operation.reduceScatter, 1 << 20),
+                        GpuBenchCase.collective(Operation.allToAll, 4096),
+                        GpuBenchCase.collective(Operation.broadcast, 8192)),
                 cases);
         assertEquals(24, GpuBenchPlan.cases(List.of("llama-70b"), List.of("none"), 2).size());
+        assertEquals(12, GpuBenchPlan.cases(List.of("square"), List.of("none"), 2).size());
         assertEquals(8, GpuBenchPlan.cases(List.of("norms"), List.of("none"), 3).size());
         for (String wrong :
                 List.of(
@@ -438,12 +460,12 @@ class GpuBenchTest {
                         "bench-gpu",
                         "--ranks=2",
                         "--shapes=tiny,pipelined:tiny,norm:2x64",
-                        "--bytes=1K",
+                        "--bytes=1K,a2a:1K,bcast:1K",
                         "--rounds=1",
                         "--json=" + json);
         assertEquals(0, code, err::toString);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
-        assertEquals(6, result.getAsJsonArray("rows").size());
+        assertEquals(8, result.getAsJsonArray("rows").size());
         for (JsonElement row : result.getAsJsonArray("rows")) {
             assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
             assertFalse(row.getAsJsonObject().getAsJsonObject("notes").has("ours"), row::toString);
