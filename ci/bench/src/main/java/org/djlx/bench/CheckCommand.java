@@ -5,6 +5,7 @@ import com.google.gson.JsonArray;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
+import com.google.gson.JsonPrimitive;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -15,13 +16,24 @@ import org.djlx.collectives.launch.cli.CliCommand;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 
-/** {@code check}: compares ci/results with the goals of each machine in ci/results/goals. */
+/**
+ * {@code check}: compares ci/results with the goals of each machine in ci/results/goals, a file a
+ * machine.
+ *
+ * <p>A goal names a {@code file} of ci/results, a {@code list} of rows in it, {@code where} the
+ * fields that its rows have, of which "*" is any value, the {@code value} of such a row, and the
+ * {@code goal}, which the value must not exceed. With {@code of}, the goal is a multiple of another
+ * value, that of the same row unless {@code of} has its own {@code where}, {@code list} or {@code
+ * file}.
+ */
 @Command(
         name = "check",
         description =
                 "Prints the goals of ci/results/goals that the figures of ci/results miss, and"
                         + " those without a figure. All goals are of times: smaller is better.")
 final class CheckCommand extends CliCommand {
+
+    private static final JsonElement ANY = new JsonPrimitive("*");
 
     @Option(
             names = "--root",
@@ -46,26 +58,40 @@ final class CheckCommand extends CliCommand {
             out().println(machine.getFileName().toString().replace(".json", ""));
             for (JsonElement element : parse(machine).getAsJsonArray()) {
                 JsonObject goal = element.getAsJsonObject();
-                double limit = goal.get("goal").getAsDouble();
-                double figure = figure(goal);
-                String name =
-                        "%s %s %s"
-                                .formatted(
-                                        text(goal, "file"), goal.get("where"), text(goal, "value"));
-                if (Double.isNaN(figure)) {
-                    unmeasured++;
-                    out().printf(Locale.ROOT, "  not measured: %s, goal %s%n", name, limit);
-                } else if (figure > limit) {
-                    missed++;
-                    out().printf(
-                                    Locale.ROOT,
-                                    "  %s: %.5g, goal %s: %.0f %% above%n",
-                                    name,
-                                    figure,
-                                    limit,
-                                    (figure / limit - 1) * 100);
-                } else {
-                    met++;
+                List<JsonObject> rows = rows(goal);
+                for (JsonObject row : rows.isEmpty() ? List.of(new JsonObject()) : rows) {
+                    JsonObject where = goal.getAsJsonObject("where").deepCopy();
+                    where.asMap().replaceAll((key, any) -> row.has(key) ? row.get(key) : any);
+                    double figure = value(row, goal);
+                    double limit = goal.get("goal").getAsDouble();
+                    String name = text(goal, "file") + " " + where + " " + text(goal, "value");
+                    String shown = "goal " + limit;
+                    if (goal.get("of") instanceof JsonObject of) {
+                        JsonObject other = goal.deepCopy();
+                        other.add("where", where);
+                        of.asMap().forEach(other::add);
+                        shown += " x " + of;
+                        limit *=
+                                rows(other).stream()
+                                        .mapToDouble(at -> value(at, other))
+                                        .findFirst()
+                                        .orElse(Double.NaN);
+                    }
+                    if (Double.isNaN(figure) || Double.isNaN(limit)) {
+                        unmeasured++;
+                        out().printf(Locale.ROOT, "  not measured: %s, %s%n", name, shown);
+                    } else if (figure > limit) {
+                        missed++;
+                        out().printf(
+                                        Locale.ROOT,
+                                        "  %s: %.5g, %s: %.0f %% above%n",
+                                        name,
+                                        figure,
+                                        shown,
+                                        (figure / limit - 1) * 100);
+                    } else {
+                        met++;
+                    }
                 }
             }
             out().printf("  %d met, %d missed, %d not measured%n", met, missed, unmeasured);
@@ -74,30 +100,41 @@ final class CheckCommand extends CliCommand {
         return strict && open > 0 ? 1 : 0;
     }
 
-    /** The figure that a goal is for; NaN if no result has it. */
-    private double figure(JsonObject goal) throws IOException {
+    /** Returns the rows that a goal is for; none if they are not measured. */
+    private List<JsonObject> rows(JsonObject goal) throws IOException {
         Path file = root.resolve("ci/results").resolve(text(goal, "file"));
         if (!Files.exists(file)) {
-            return Double.NaN;
+            return List.of();
         }
-        JsonElement found = parse(file).getAsJsonObject().get(goal.get("list").getAsString());
+        JsonElement found = parse(file).getAsJsonObject().get(text(goal, "list"));
         JsonArray rows = new JsonArray();
         if (found instanceof JsonArray list) {
             rows = list;
         } else if (found != null) {
             rows.add(found);
         }
-        JsonObject where = goal.getAsJsonObject("where");
-        for (JsonElement row : rows) {
-            if (row.getAsJsonObject().entrySet().containsAll(where.entrySet())) {
-                JsonElement value = row;
-                for (String name : text(goal, "value").split("\\.")) {
-                    value = value == null ? null : value.getAsJsonObject().get(name);
-                }
-                return value == null ? Double.NaN : value.getAsDouble();
-            }
+        return rows.asList().stream()
+                .map(JsonElement::getAsJsonObject)
+                .filter(row -> matches(row, goal.getAsJsonObject("where")))
+                .toList();
+    }
+
+    private static boolean matches(JsonObject row, JsonObject where) {
+        return where.keySet().stream()
+                .allMatch(
+                        key ->
+                                where.get(key).equals(ANY)
+                                        ? row.has(key)
+                                        : where.get(key).equals(row.get(key)));
+    }
+
+    /** Returns the figure of a row that a goal names; NaN if it is not measured. */
+    private static double value(JsonObject row, JsonObject goal) {
+        JsonElement value = row;
+        for (String name : text(goal, "value").split("\\.")) {
+            value = value == null ? null : value.getAsJsonObject().get(name);
         }
-        return Double.NaN;
+        return value == null ? Double.NaN : value.getAsDouble();
     }
 
     private static String text(JsonObject goal, String name) {
