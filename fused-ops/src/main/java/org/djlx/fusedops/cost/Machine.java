@@ -12,8 +12,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
  * repeats the fit and compares. For another GPU, {@link #of} takes the measured rates of its
- * matmuls and memory, and everything else from an H200. {@link #withMultiprocessors} uses no
- * measurements of the GPU.
+ * matmuls and memory, and everything else from an H200; {@link #withLinks} sets the rate of links.
+ * {@link #withMultiprocessors} uses no measurements of the GPU.
  *
  * @param name the name, in lower case
  */
@@ -34,6 +34,9 @@ public record Machine(
     private static final double H200_TERAFLOPS = 688;
 
     private static final double H200_MEMORY = 4100;
+
+    private static final double LOG_2 = StrictMath.log(2);
+    private static final String LINKS = " with links of ";
 
     /** The largest number of ranks that was measured, which is the number of GPUs of a host. */
     private static final int MEASURED = 8;
@@ -204,7 +207,7 @@ public record Machine(
     }
 
     private static double doublings(int ranks) {
-        return StrictMath.log(ranks) / StrictMath.log(2);
+        return StrictMath.log(ranks) / LOG_2;
     }
 
     /** {@return the largest number of GPUs of a host: 8, the largest number that was measured} */
@@ -223,6 +226,53 @@ public record Machine(
         return count == multiprocessors
                 ? this
                 : with(name + " scaled to " + count + " SMs", count, 1, 1);
+    }
+
+    /**
+     * {@return this machine with links of a measured rate, and NCCL in proportion} A rate from 0.75
+     * to 1.33 of this machine's returns this machine. Other rates are rounded to steps of 19 %, so
+     * that two measurements of the same links rarely give different machines.
+     *
+     * @param gigabytesPerSecond the rate of a copy engine from each rank to the next
+     */
+    public Machine withLinks(double gigabytesPerSecond) {
+        if (!(gigabytesPerSecond > 0)) {
+            throw new IllegalArgumentException(
+                    "the rate of links must be positive, not " + gigabytesPerSecond + " GB/s");
+        }
+        double ratio = gigabytesPerSecond / copies.rate;
+        if (ratio >= 0.75 && ratio <= 1 / 0.75) {
+            return this;
+        }
+        double scale = StrictMath.pow(2, Math.rint(4 * StrictMath.log(ratio) / LOG_2) / 4);
+        return new Machine(
+                String.format(Locale.ROOT, "%s%s%.0f GB/s", name, LINKS, scale * copies.rate),
+                multiprocessors,
+                library,
+                new Fused(
+                        fused.start,
+                        fused.steps,
+                        fused.exchange,
+                        fused.blockRate * scale,
+                        fused.linkRate * scale,
+                        fused.crowdedRate * scale),
+                new Copies(
+                        copies.start,
+                        copies.rate * scale,
+                        copies.pipeline,
+                        copies.cut,
+                        copies.reduction),
+                new Exchange(exchange.start, exchange.rate * scale),
+                new Nccl(
+                        nccl.starts,
+                        scaled(nccl.rates, scale),
+                        nccl.fewStarts,
+                        scaled(nccl.fewRates, scale)),
+                host);
+    }
+
+    private static List<Double> scaled(List<Double> values, double scale) {
+        return values.stream().map(value -> value * scale).toList();
     }
 
     /**
@@ -280,10 +330,20 @@ public record Machine(
         if (name.contains(" scaled to ")) {
             return "Not measured: " + name + ".";
         }
-        return name.equals(H200.name)
-                ? "Fitted to measurements on H200s."
-                : "Matmuls and memory as measured on "
-                        + name
-                        + "; links, NCCL and host as on H200s.";
+        int end = name.indexOf(LINKS);
+        String gpu = end < 0 ? name : name.substring(0, end);
+        String measured =
+                gpu.equals(H200.name)
+                        ? "Fitted to measurements on H200s"
+                        : "Matmuls and memory as measured on " + gpu;
+        if (end >= 0) {
+            return measured
+                    + "; links measured to be of "
+                    + name.substring(end + LINKS.length())
+                    + ", NCCL in proportion; host as on H200s.";
+        }
+        return gpu.equals(H200.name)
+                ? measured + "."
+                : measured + "; links, NCCL and host as on H200s.";
     }
 }

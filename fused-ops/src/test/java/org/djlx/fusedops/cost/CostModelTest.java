@@ -509,6 +509,22 @@ class CostModelTest {
         assertEquals(faster, other.fused().steps().get(0), 1e-9);
     }
 
+    /** Measurements of the same links differ by a few percent. */
+    @Test
+    void linksHaveTheirMeasuredRates() {
+        assertEquals(Machine.H200, Machine.H200.withLinks(340));
+        Machine pcie = Machine.H200.withLinks(50);
+        assertEquals(pcie, Machine.H200.withLinks(51));
+        double scale = pcie.copies().rate() / Machine.H200.copies().rate();
+        assertEquals(50, pcie.copies().rate(), 5);
+        assertEquals(Machine.H200.exchange().rate() * scale, pcie.exchange().rate(), 1e-9);
+        assertEquals(Machine.H200.fused().linkRate() * scale, pcie.fused().linkRate(), 1e-9);
+        assertEquals(Machine.H200.nccl().rate(8) * scale, pcie.nccl().rate(8), 1e-9);
+        assertEquals(Machine.H200.library(), pcie.library());
+        assertTrue(pcie.basis().contains("links measured to be of"), pcie::basis);
+        assertThrows(IllegalArgumentException.class, () -> Machine.H200.withLinks(0));
+    }
+
     /** The constants of an H200 are fitted to more than its two rates. */
     @Test
     void anH200KeepsItsConstants() {

@@ -3,6 +3,7 @@ package org.djlx.fusedops.internal.path;
 
 import java.util.EnumSet;
 import java.util.Optional;
+import java.util.OptionalDouble;
 import java.util.Set;
 import java.util.function.Function;
 import java.util.stream.Stream;
@@ -26,8 +27,9 @@ import org.djlx.nativeops.cuda.GpuRates;
  *   <li>one rank: PIPELINED, a matmul without communication
  *   <li>on CPUs: the size of a part
  *   <li>the fastest path of a {@linkplain PathMeasurement measurement}, if no path is forced
- *   <li>the fastest path that the {@link CostModel} predicts, with the measured rates of the GPUs;
- *       for GPUs of several kinds, with those of H200s; if a path is forced, of FUSED and PIPELINED
+ *   <li>the fastest path that the {@link CostModel} predicts, with the measured rates of the GPUs
+ *       and links; for GPUs of several kinds, with those of H200s; if a path is forced, of FUSED
+ *       and PIPELINED
  * </ol>
  */
 public final class PathChooser {
@@ -88,7 +90,7 @@ public final class PathChooser {
         int processors = multiprocessors();
         boolean mayBeNccl = noneForced && mayBeNccl(processors);
         P2pBuffers buffers = group.requireP2pBuffers();
-        return new CostModel(machine(buffers.gpuRates(), processors))
+        return new CostModel(machine(buffers.gpuRates(), buffers.linkRate(), processors))
                 .withBufferSize(buffers.bufferSize())
                 .choose(
                         work,
@@ -131,12 +133,17 @@ public final class PathChooser {
     /**
      * Returns the machine of each rank.
      *
+     * @param links the rate of the links, in GB/s; empty if unknown
      * @param processors the SMs of each rank, which may be a part of a GPU's; 0 if GPUs differ
      */
-    static Machine machine(Optional<GpuRates> rates, int processors) {
-        return processors == 0
-                ? Machine.H200
-                : rates.map(Machine::of).orElse(Machine.H200).withMultiprocessors(processors);
+    static Machine machine(Optional<GpuRates> rates, OptionalDouble links, int processors) {
+        Machine machine =
+                processors == 0
+                        ? Machine.H200
+                        : rates.map(Machine::of)
+                                .orElse(Machine.H200)
+                                .withMultiprocessors(processors);
+        return links.isPresent() ? machine.withLinks(links.getAsDouble()) : machine;
     }
 
     private static Set<Path> paths(Set<Path> possible, boolean mayBeGathered, boolean mayBeNccl) {
