@@ -44,10 +44,12 @@ import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.OpType;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.fusedops.cost.Choice;
+import org.djlx.fusedops.cost.Machine;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
+import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.cuda.GpuTopology;
 import org.djlx.nativeops.torch.CudaStreamGuard;
 import org.djlx.nativeops.torch.ScalarType;
@@ -153,6 +155,25 @@ class FusedOpsGpuTest {
                                 reasons.stream().allMatch(FusedOpsGpuTest::isMeasured),
                                 reasons::toString);
                     }
+                });
+    }
+
+    /** The constants of H200s hold for H200s. */
+    @Test
+    void linksOfH200sCountAsThoseOfTheModel() {
+        run(
+                64 << 20,
+                group -> {
+                    P2pBuffers buffers = group.p2pBuffers().orElseThrow();
+                    String gpu = buffers.gpuRates().map(GpuRates::gpu).orElse("");
+                    Assumptions.assumeTrue(gpu.contains("H200"), gpu);
+                    buffers.linkRate()
+                            .ifPresent(
+                                    rate ->
+                                            assertEquals(
+                                                    Machine.H200,
+                                                    Machine.H200.withLinks(rate),
+                                                    rate + " GB/s"));
                 });
     }
 
