@@ -103,7 +103,7 @@ touch "$scratch/started"
 
 # finish: keeps the summary, also if the run is cut off.
 finish() {
-  kill "$(jobs -p)" 2>/dev/null || true
+  jobs -p | xargs -r kill 2>/dev/null || true
   if [[ $report -nt $scratch/started ]]; then
     [[ $report == "$json" ]] || { mkdir -p "$(dirname "$json")" && cp "$report" "$json"; }
     say "The summary is in $json"
@@ -116,14 +116,20 @@ status=0
 if [[ $classes != '.*' ]]; then
   run_tests 'any()' "$@" || status=$?
 else
-  # Groups of one rank lease no GPU from the others: a lease is a file in the folder for temporary files.
-  mkdir "$scratch/tmp"
-  (
-    unset CUDA_MODULE_LOADING
-    run_tests beside "-Djava.io.tmpdir=$scratch/tmp" "-Dtest.started.jvm.args=-Djava.io.tmpdir=$scratch/tmp" "$@"
-  ) &
+  # Some tests run in three processes beside the others: NCCL, engines, and kernels. A process leases no GPU from the others: a lease is
+  # a file in the folder for temporary files.
+  beside=()
+  for classes in '.*\.collectives\..*' '.*\.engine\..*' '(?!.*\.(collectives|engine)\.).*'; do
+    (
+      unset CUDA_MODULE_LOADING
+      tmp=$(mktemp -d -p "$scratch")
+      run_tests beside "-Djava.io.tmpdir=$tmp" "-Dtest.started.jvm.args=-Djava.io.tmpdir=$tmp" "$@"
+    ) &
+    beside+=("$!")
+  done
+  classes='.*'
   run_tests '!beside & !alone' "$@" || status=$?
-  wait "$!" || status=$?
+  for process in "${beside[@]}"; do wait "$process" || status=$?; done
   run_tests alone "$@" || status=$?
 fi
 exit "$status"
