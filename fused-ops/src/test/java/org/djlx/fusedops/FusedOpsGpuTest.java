@@ -158,9 +158,8 @@ class FusedOpsGpuTest {
                 });
     }
 
-    /** The constants of H200s hold for H200s. */
     @Test
-    void linksOfH200sCountAsThoseOfTheModel() {
+    void measuredLinksOfH200sKeepTheConstantsOfTheModel() {
         run(
                 64 << 20,
                 group -> {

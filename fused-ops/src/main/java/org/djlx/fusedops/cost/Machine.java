@@ -12,8 +12,8 @@ import org.djlx.nativeops.torch.ScalarType;
  *
  * <p>The constants of {@link #H200} are fitted to the rows of {@link Measurement#all()}. A test
  * repeats the fit and compares. For another GPU, {@link #of} takes the measured rates of its
- * matmuls and memory, and everything else from an H200; {@link #withLinks} sets the rate of links.
- * {@link #withMultiprocessors} uses no measurements of the GPU.
+ * matmuls and memory, and everything else from an H200. {@link #withLinks} sets the measured rate
+ * of the links. {@link #withMultiprocessors} uses no measurements of the GPU.
  *
  * @param name the name, in lower case
  */
@@ -27,12 +27,10 @@ public record Machine(
         Nccl nccl,
         Host host) {
 
-    /**
-     * The rates of an H200 as {@link GpuRates} measures them: of a matmul, and of memory in a local
-     * copy.
-     */
+    /** The rate of an H200's matmul, in TFLOP/s, as {@link GpuRates} measures it. */
     private static final double H200_TERAFLOPS = 688;
 
+    /** The rate of an H200's memory in a local copy, in GB/s, as {@link GpuRates} measures it. */
     private static final double H200_MEMORY = 4100;
 
     private static final double LOG_2 = StrictMath.log(2);
@@ -96,7 +94,7 @@ public record Machine(
      *     {@link FusedMatmulModel#TILE_COLUMNS}
      * @param exchange the additional time of a tile that is sent to another rank, or added to tiles
      *     of other ranks
-     * @param blockRate the rate of a thread block that pushes; not fitted, but timed in the kernel
+     * @param blockRate the rate of a thread block that pushes; timed in the kernel, not fitted
      * @param linkRate the total rate when all thread blocks only push, on 8 GPUs
      * @param crowdedRate the total rate of 8 or 16 thread blocks that push while the other blocks
      *     multiply, on 8 GPUs. On 2 and 4 GPUs the links are the limit
@@ -229,11 +227,15 @@ public record Machine(
     }
 
     /**
-     * {@return this machine with links of a measured rate, and NCCL in proportion} A rate from 0.75
-     * to 1.33 of this machine's returns this machine. Other rates are rounded to steps of 19 %, so
-     * that two measurements of the same links rarely give different machines.
+     * {@return this machine with a measured rate of the links} The rates of NCCL change in
+     * proportion. Two measurements of the same links differ, but rarely give different machines:
      *
-     * @param gigabytesPerSecond the rate of a copy engine from each rank to the next
+     * <ul>
+     *   <li>a rate of 0.75 to 1.33 times this machine's rate gives this machine
+     *   <li>any other rate is rounded to steps of 19 % (2^(1/4))
+     * </ul>
+     *
+     * @param gigabytesPerSecond the rate at which a copy engine copies from a rank to the next
      */
     public Machine withLinks(double gigabytesPerSecond) {
         if (!(gigabytesPerSecond > 0)) {

@@ -139,7 +139,7 @@ class CostModelTest {
                             switch (kind) {
                                 case "host" -> 0.23;
                                 case "tiny" -> 0.86;
-                                case "fused" -> 0.07; // of former kernels on 4 and 8 GPUs, too
+                                case "fused" -> 0.07; // 4 and 8 GPUs: a former kernel
                                 default -> 0.06;
                             };
                     assertTrue(few || median <= bound, kind + " " + median);
@@ -218,7 +218,7 @@ class CostModelTest {
         assertEquals(1.65, worst(choices, ofHost.and(exchange)), 0.01);
     }
 
-    /** Replays of each path on 2 GPUs. A choice is near if no path took 3 % less. */
+    /** A choice is near if its replay takes at most 3 % longer than the fastest path's. */
     @ParameterizedTest
     @CsvSource({"llama, 26 of 30", "random, 91 of 100"})
     void onTwoGpusTheChoiceIsNearTheFastest(String sizes, String near) {
@@ -277,7 +277,16 @@ class CostModelTest {
         }
     }
 
-    /** FUSED took 150, 264 and 540 us for the gathers on 4 H200s, PIPELINED 144, 215 and 383. */
+    /**
+     * On 4 H200s all-gather + matmul took, in us:
+     *
+     * <pre>
+     * m     FUSED  PIPELINED
+     * 2048    150        144
+     * 4096    264        215
+     * 8192    540        383
+     * </pre>
+     */
     @ParameterizedTest
     @CsvSource({
         "ALL_GATHER_MATMUL, 2048, PIPELINED",
@@ -509,9 +518,9 @@ class CostModelTest {
         assertEquals(faster, other.fused().steps().get(0), 1e-9);
     }
 
-    /** Measurements of the same links differ by a few percent. */
+    /** 50 and 51 GB/s give the same machine: measurements of the same links differ. */
     @Test
-    void linksHaveTheirMeasuredRates() {
+    void withLinksScalesAllRatesOfLinks() {
         assertEquals(Machine.H200, Machine.H200.withLinks(340));
         Machine pcie = Machine.H200.withLinks(50);
         assertEquals(pcie, Machine.H200.withLinks(51));

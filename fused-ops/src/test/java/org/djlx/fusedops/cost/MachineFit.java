@@ -25,13 +25,16 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class MachineFit {
 
-    private static final String REFERENCE = "@5fc1732"; // ends the names of its sources
-    private static final double NEAR = 0.05; // to what a row of a run can be repeated
-    // 8 blocks push 200 to 246 GB/s on 2 H200s while the others multiply, and 260 on 4. Times of
-    // operators do not tell it: any rate from 24 to 62 explains them as well.
+    private static final String REFERENCE = "@5fc1732"; // suffix of the sources of pace 1
+    private static final double NEAR = 0.05; // how closely a row of a run repeats
+    // GB/s of a pushing block, timed in the kernel. While the other blocks multiply, 8 blocks push
+    // 200 to 246 GB/s on 2 H200s and 260 on 4. The fit cannot find this rate: any rate from 24 to
+    // 62
+    // explains the times of operators equally well.
     private static final double BLOCK_RATE = 32;
-    private static final double CLOSE = 0.1; // of times of two paths between which a choice is hard
-    private static final double HOST_BOUND = 0.8; // of the time, that the host takes
+    private static final double CLOSE =
+            0.1; // paths whose times differ less are hard to choose between
+    private static final double HOST_BOUND = 0.8; // the host's part of the time
     private static final int DIGITS = 3;
 
     private final List<Measurement> rows;
@@ -290,8 +293,9 @@ final class MachineFit {
     }
 
     /**
-     * Returns the weight of a row of FUSED. Where another path of its run takes about as long, the
-     * choice depends on the prediction.
+     * Returns the weight of a FUSED row: 1 if the fastest other path of the same run takes as long,
+     * less the more the times differ. Where times are close, a small error of the prediction
+     * changes the choice.
      */
     private double weight(Measurement row) {
         double other =

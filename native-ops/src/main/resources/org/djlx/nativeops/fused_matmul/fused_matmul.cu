@@ -309,7 +309,7 @@ __device__ void copy_gathered(const Launch& launch, Shared& shared, char* memory
 #endif
 
 #if SCATTER
-// Waits until the peers have signalled a tile of the own part, or until a wait for a peer has failed.
+// Waits until all peers have signalled both halves of a tile of this rank's part. Returns early if a wait for a peer has failed.
 __device__ void wait_parts(const Launch& launch, Shared& shared, u32 number) {
   for (u32 source = 0; source < launch.ranks; source++) {
     if (source == launch.rank) continue;
@@ -322,9 +322,10 @@ __device__ void wait_parts(const Launch& launch, Shared& shared, u32 number) {
 }
 #endif
 
-// One thread: the tile scheduler. A tile is fetched SCHEDULE_AHEAD k steps before the previous tile has been loaded: late enough to
-// balance the blocks, early enough that the loading thread does not wait for the counter. A block that waits for the peers' parts of
-// a tile fetches no further tile, which it would hold back from blocks that are free, and from the peers.
+// One thread: the tile scheduler. It fetches a tile SCHEDULE_AHEAD k steps before the previous tile has been loaded: late enough to
+// balance the blocks, early enough that the loading thread does not wait for the counter. After a tile of this rank's part, it fetches
+// the next tile only when the peers' sums for that tile have arrived. A block that fetched earlier would hold its next tile while it
+// waits, although a free block could compute that tile, and the peers may wait for it.
 __device__ void schedule_tiles(const Launch& launch, Shared& shared) {
   Tile tile = {NO_PART};
   for (u32 index = 0;; index++) {

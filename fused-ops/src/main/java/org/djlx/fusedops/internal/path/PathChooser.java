@@ -27,9 +27,9 @@ import org.djlx.nativeops.cuda.GpuRates;
  *   <li>one rank: PIPELINED, a matmul without communication
  *   <li>on CPUs: the size of a part
  *   <li>the fastest path of a {@linkplain PathMeasurement measurement}, if no path is forced
- *   <li>the fastest path that the {@link CostModel} predicts, with the measured rates of the GPUs
- *       and links; for GPUs of several kinds, with those of H200s; if a path is forced, of FUSED
- *       and PIPELINED
+ *   <li>the path that the {@link CostModel} predicts to be the fastest. The model uses the measured
+ *       rates of the GPUs and links; for GPUs of several kinds, the rates of H200s and the measured
+ *       rate of the links. If a path is forced, only FUSED and PIPELINED are compared
  * </ol>
  */
 public final class PathChooser {

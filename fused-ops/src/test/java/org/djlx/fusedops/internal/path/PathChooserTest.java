@@ -14,7 +14,7 @@ class PathChooserTest {
     private static final GpuRates HALF = new GpuRates("NVIDIA X", 132, 344, 2050);
 
     @Test
-    void measuredRatesCount() {
+    void measuredRatesOfGpusAreUsed() {
         Machine machine = PathChooser.machine(Optional.of(HALF), OptionalDouble.empty(), 132);
         assertEquals(Machine.H200.library().teraflops() / 2, machine.library().teraflops(), 1e-9);
         assertEquals(Machine.H200.library().memoryRate() / 2, machine.library().memoryRate(), 1e-9);
@@ -29,7 +29,7 @@ class PathChooserTest {
     }
 
     @Test
-    void measuredLinksCount() {
+    void measuredRateOfLinksIsUsed() {
         OptionalDouble links = OptionalDouble.of(25);
         double rate = PathChooser.machine(Optional.of(HALF), links, 132).copies().rate();
         assertEquals(25, rate, 25 * 0.1);
