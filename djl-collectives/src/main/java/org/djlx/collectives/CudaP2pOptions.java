@@ -122,9 +122,10 @@ public final class CudaP2pOptions extends BackendOptions {
     }
 
     /**
-     * {@return whether a group that connects NCCL when it is created measures up to which size its
-     * all-reduces are faster than NCCL's; not if a limit is set} With eager initialisation, see
-     * {@link NcclOptions}. Other groups use the limits above.
+     * {@return whether an eager group measures from which size on NCCL's all-reduce is faster than
+     * the kernels; false if {@link Builder#optOneShotBytes} or {@link Builder#optTwoShotBytes} is
+     * set} An eager group connects NCCL when it is created, see {@link NcclOptions}. Larger tensors
+     * then use NCCL, except in CUDA graphs. Lazy groups do not measure and use the limits above.
      */
     public boolean isMeasured() {
         return values.oneShotBytes == null && values.twoShotBytes == null;

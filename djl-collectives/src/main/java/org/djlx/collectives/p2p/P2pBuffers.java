@@ -327,9 +327,10 @@ public abstract class P2pBuffers {
     }
 
     /**
-     * {@return the rate of copies from each rank's buffer to the next rank's, of the slowest pair,
-     * in GB/s, measured when the group was created; the same on all ranks} Empty on CPUs, for
-     * buffers of less than 1 MiB, and if ranks share a GPU.
+     * {@return the rate of copies between GPUs in GB/s, the same on all ranks; empty on CPUs, for
+     * one rank, for buffers of less than 1 MiB, and if ranks share a GPU} It is measured when the
+     * group is created: each rank copies from its buffer to the next rank's, and the slowest pair
+     * of ranks counts.
      */
     public OptionalDouble linkRate() {
         return OptionalDouble.empty();

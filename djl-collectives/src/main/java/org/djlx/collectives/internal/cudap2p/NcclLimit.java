@@ -10,27 +10,28 @@ import java.util.function.LongToDoubleFunction;
 import org.djlx.collectives.spi.GroupContext;
 
 /**
- * Finds the largest all-reduce for which kernels are faster than NCCL, which may reduce within
- * NVSwitches (NVLS): both are timed for sizes of 1 MiB, 4 MiB and so on. NCCL counts as faster if
- * it takes less than 95 % of the kernels' time.
+ * Measures the largest all-reduce that kernels run; larger ones are faster with NCCL, for example
+ * because NCCL reduces within NVSwitches (NVLS). Times both for 1 MiB, 4 MiB and so on. NCCL counts
+ * as faster if it takes less than 95 % of the kernels' time.
  */
 final class NcclLimit {
 
     private static final Gson GSON = new Gson();
     private static final long LEAST = 1 << 20;
-    private static final int STEP = 4; // from one size to the next
-    private static final double FASTER = 0.95;
+    private static final int STEP = 4; // factor from one size to the next
+    private static final double FASTER = 0.95; // of the kernels' time
 
     private NcclLimit() {}
 
     /**
-     * Measures both on all ranks, of which the slowest counts. All ranks call this, with the same
-     * {@code most}.
+     * Times both on every rank and compares the times of the slowest rank. All ranks call this,
+     * with the same {@code most}.
      *
-     * @param most the largest size, in bytes
-     * @param kernels returns the time of a size
-     * @return the limit in bytes, the same on all ranks; {@link Long#MAX_VALUE} if NCCL is not
-     *     faster
+     * @param most the largest size to time, in bytes
+     * @param kernels returns the time of the kernels' all-reduce of a size in bytes
+     * @param nccl returns the time of NCCL's all-reduce of a size in bytes
+     * @return the limit in bytes, the same on all ranks; {@link Long#MAX_VALUE} if NCCL is faster
+     *     for no size
      */
     static long measure(
             GroupContext context,
@@ -53,9 +54,10 @@ final class NcclLimit {
     }
 
     /**
-     * Returns the limit: half of the smallest size for which NCCL is faster.
+     * Returns half of the smallest size for which NCCL is faster: midway, as a ratio, between this
+     * size and the one before. Returns {@link Long#MAX_VALUE} if NCCL is faster for no size.
      *
-     * @param times for each size, the time of the kernels and that of NCCL
+     * @param times for each size the time of the kernels, followed by the time of NCCL
      */
     static long limit(double[] times) {
         long size = LEAST;

@@ -70,7 +70,7 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    private volatile long mostOfKernels = Long.MAX_VALUE; // larger all-reduces are NCCL's
+    private volatile long mostOfKernels = Long.MAX_VALUE; // larger ones use NCCL, but not in graphs
 
     private final LateWriters lateWriters = new LateWriters();
 
@@ -129,8 +129,14 @@ final class P2p {
     }
 
     /**
-     * Measures up to which size the all-reduces of kernels are faster than NCCL's. All ranks call
-     * this before the first operation.
+     * Measures from which size on NCCL's all-reduce is faster than the kernels, see {@link
+     * NcclLimit}. All ranks call this before the first operation. No-op in these cases:
+     *
+     * <ul>
+     *   <li>NVLink does not join every two GPUs
+     *   <li>there is no one-shot or no two-shot kernel for float32
+     *   <li>the options set a limit
+     * </ul>
      */
     void compareWith(NcclBackend nccl) {
         boolean linked = region.links().kind() == GpuTopology.Kind.FULLY_CONNECTED_NVLINK;
@@ -140,7 +146,8 @@ final class P2p {
         if (!linked || !able || !options.isMeasured()) {
             return;
         }
-        // All of these sizes are one-shot or two-shot, and their numbers lie in the P2P buffer.
+        // Every size up to this limit takes a one-shot or two-shot kernel. The P2P buffer holds the
+        // numbers that are summed.
         long most = options.twoShotBytes(region.ranks(), false);
         long buffer = region.address(region.rank()) + region.layout().buffer();
         Duration timeout = context.options().timeout();
@@ -252,7 +259,7 @@ final class P2p {
      * The GPU of a rank.
      *
      * @param rates null if unknown
-     * @param linkRate of copies to the next rank's GPU, in GB/s; 0 if unknown
+     * @param linkRate the rate of copies to the next rank's GPU, in GB/s; 0 if unknown
      */
     record Gpu(String architecture, int processors, String bus, GpuRates rates, double linkRate) {
 
@@ -288,7 +295,7 @@ final class P2p {
     /** Builder state while a P2p is being set up. */
     private static final class Parts {
 
-        // Copies that measure a link. Smaller ones take the time of their start.
+        // Sizes of the copy that measures a link. The start of a smaller copy dominates its time.
         private static final long MOST_LINK_BYTES = 32 << 20;
         private static final long LEAST_LINK_BYTES = 1 << 20;
 
@@ -388,7 +395,10 @@ final class P2p {
             }
         }
 
-        /** Measures copies from this rank's buffer to the next rank's; 0 if they are too small. */
+        /**
+         * Measures the rate of copies from this rank's buffer to the next rank's, in GB/s. Returns
+         * 0 for one rank, and if the buffer is too small to measure.
+         */
         private double linkRate(CudaDevice device) {
             long bytes = Math.min(MOST_LINK_BYTES, region.layout().bufferSize());
             if (region.ranks() == 1 || bytes < LEAST_LINK_BYTES) {

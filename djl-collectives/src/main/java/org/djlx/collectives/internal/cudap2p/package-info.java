@@ -22,7 +22,7 @@
  * ExchangeKernels - by kernels that write into peers' one-shot slots
  * CopyExchange - by copy engines, through the buffers
  * AllReduceKernels - launches the all-reduce kernels, which write into peers' areas or tensors
- * NcclLimit - measures up to which size these kernels are faster than NCCL
+ * NcclLimit - measures from which size on NCCL is faster than these kernels
  */
 /**
  * Backend {@code cuda_p2p}: NCCL, and next to it collectives and operators over peer-mapped memory.

@@ -257,8 +257,10 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * As {@link #connectEarly()}, and then runs an action that may use the communicator: it has the
-     * same time, and if it fails, so does the group.
+     * Like {@link #connectEarly()}, then runs an action. The timeout covers both. If the action
+     * fails, closes the backend and throws.
+     *
+     * @param connected may use the communicator; not run if the ranks are not connected early
      */
     public void connectEarly(Runnable connected) {
         if (DeviceChoice.given(context, options).isEmpty() || context.worldSize() == 1) {
@@ -283,8 +285,8 @@ public final class NcclBackend extends Backend {
     }
 
     /**
-     * Enqueues the sum of float32 numbers in place on the communicator, which must be connected and
-     * have no other operation.
+     * Enqueues an in-place all-reduce (SUM) of float32 numbers. The communicator must be connected,
+     * and no other operation may run on it.
      */
     public void sum(long address, long count, CudaStream stream) {
         connection

@@ -1272,9 +1272,9 @@ class CudaP2pThreadsTest {
         assertEquals(1, rates.size(), rates::toString);
     }
 
-    /** PCIe 3.0 copies 12 GB/s, NVLink 5.0 less than 900. */
+    /** The bounds hold for all links: PCIe 3.0 copies 12 GB/s, NVLink 5.0 less than 900. */
     @Test
-    void ranksAgreeOnTheRateOfTheirLinks() {
+    void allRanksReportTheSameLinkRate() {
         Set<OptionalDouble> rates = ConcurrentHashMap.newKeySet();
         run(
                 P2pRanks.options(),
@@ -1285,9 +1285,9 @@ class CudaP2pThreadsTest {
         rate.ifPresent(each -> assertTrue(each > 5 && each < 1000, each + " GB/s"));
     }
 
-    /** The measured sums leave the group's memory as its first operations need it. */
+    /** The measurement runs kernels in the group's slots, which the first operations use again. */
     @Test
-    void eagerGroupsMeasureUpToWhichSizeKernelsAreFasterThanNccl() {
+    void allReducesAreRightAfterAnEagerGroupMeasuredTheNcclLimit() {
         P2pRanks.requireNccl();
         Device[] gpus = IntStream.range(0, worldSize).mapToObj(Device::gpu).toArray(Device[]::new);
         NcclOptions nccl = NcclOptions.builder().optDevices(gpus).build();
