@@ -10,8 +10,8 @@
 #     JVMs compile early and with C1 only; the reports name the options.
 #     CLASSPATH names DJL's libtorch for GPUs and the CUDA presets. Without git, --commit names the measured commit
 #   ci/bench.sh shared [--commit COMMIT]
-#     ranks that share GPUs, without NCCL: if there are two GPUs, 8 ranks on them, into gpu-bench-shared.json; then 2 ranks on
-#     one, into gpu-bench-one.json
+#     ranks that share GPUs, without NCCL: 8 ranks on two GPUs, if there are two, into gpu-bench-shared.json; then 2 ranks on one
+#     GPU, into gpu-bench-one.json
 #   ci/bench.sh train [arguments of `ci/bench/run.sh bench-train`]
 #     a data-parallel training step on this host's GPUs, beside one GPU alone, DJL's engine and, if python3 has it, PyTorch;
 #     `ci/bench.sh block` with the same --ranks and --commit, into FILE-block.json; then, or only, if there is no GPU, a step
@@ -102,8 +102,8 @@ gpus() {
   nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
 }
 
-# compile_early: makes JVMs compile early and with C1 only. With C2's profiling, simultaneous calls of two threads take 1.5
-# times as long for the first thousands of calls.
+# compile_early: makes JVMs compile early and with C1 only. Otherwise C1's code counts calls for C2, and during the first thousands
+# of calls, simultaneous calls of two threads take 1.5 times as long.
 compile_early() {
   export JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.25 ${JDK_JAVA_OPTIONS:-}"
 }

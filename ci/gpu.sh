@@ -116,8 +116,9 @@ status=0
 if [[ $classes != '.*' ]]; then
   run_tests 'any()' "$@" || status=$?
 else
-  # Some tests run in three processes beside the others: NCCL, engines, and kernels. A process leases no GPU from the others: a lease is
-  # a file in the folder for temporary files.
+  # Tests with the tag beside run at the same time as the other tests, in three processes: collectives, engines, and all others.
+  # Each process has its own folder for temporary files, where a lease of a GPU is a file. So a process does not wait for GPUs that
+  # another process has leased.
   beside=()
   for classes in '.*\.collectives\..*' '.*\.engine\..*' '(?!.*\.(collectives|engine)\.).*'; do
     (

@@ -17,14 +17,21 @@ import picocli.CommandLine.Command;
 import picocli.CommandLine.Option;
 
 /**
- * {@code check}: compares ci/results with the goals of each machine in ci/results/goals, a file a
- * machine.
+ * {@code check}: compares ci/results with the goals in ci/results/goals, which has one file for
+ * each machine. A goal is a JSON object:
  *
- * <p>A goal names a {@code file} of ci/results, a {@code list} of rows in it, {@code where} the
- * fields that its rows have, of which "*" is any value, the {@code value} of such a row, and the
- * {@code goal}, which the value must not exceed. With {@code of}, the goal is a multiple of another
- * value, that of the same row unless {@code of} has its own {@code where}, {@code list} or {@code
- * file}.
+ * <ul>
+ *   <li>{@code file}: a file of ci/results
+ *   <li>{@code list}: a list of rows in this file
+ *   <li>{@code where}: fields with their values; "*" is any value. The goal is for each row with
+ *       these fields
+ *   <li>{@code value}: the name of the compared value in such a row, such as {@code replay.ours}
+ *   <li>{@code goal}: the largest allowed value; with {@code of}, the largest multiple of another
+ *       value
+ *   <li>{@code of}: optional; where the other value is. Its {@code file}, {@code list}, {@code
+ *       where} and {@code value} replace those of the goal. If it has only {@code value}, the other
+ *       value is in the same row
+ * </ul>
  */
 @Command(
         name = "check",
@@ -100,7 +107,7 @@ final class CheckCommand extends CliCommand {
         return strict && open > 0 ? 1 : 0;
     }
 
-    /** Returns the rows that a goal is for; none if they are not measured. */
+    /** Returns the rows that a goal selects; none if they are not measured. */
     private List<JsonObject> rows(JsonObject goal) throws IOException {
         Path file = root.resolve("ci/results").resolve(text(goal, "file"));
         if (!Files.exists(file)) {
@@ -128,7 +135,7 @@ final class CheckCommand extends CliCommand {
                                         : where.get(key).equals(row.get(key)));
     }
 
-    /** Returns the figure of a row that a goal names; NaN if it is not measured. */
+    /** Returns the value in a row that a goal compares; NaN if it is not measured. */
     private static double value(JsonObject row, JsonObject goal) {
         JsonElement value = row;
         for (String name : text(goal, "value").split("\\.")) {

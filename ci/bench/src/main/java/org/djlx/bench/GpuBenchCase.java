@@ -32,8 +32,9 @@ import org.djlx.nativeops.torch.Torch;
  * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements.
  *
  * @param path the forced path of a fused operator; null if the operator chooses
- * @param bytes the size of an all-reduce's or broadcast's tensor, of a rank's part of another
- *     collective, or of what a rank sends to each rank in an all-to-all; 0 for other operations
+ * @param bytes for all-reduce and broadcast the size of the tensor; for all-gather and
+ *     reduce-scatter the size of a rank's part; for all-to-all the bytes that a rank sends to each
+ *     rank; 0 for other operations
  */
 record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, int k) {
 
@@ -207,7 +208,10 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return () -> sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, count)));
     }
 
-    /** Adds the contenders of a collective that writes other tensors than it reads. */
+    /**
+     * Adds the contenders of an all-gather, a reduce-scatter or an all-to-all; returns the first
+     * turn's expected result in float64, computed later.
+     */
     private Supplier<NDArray> addCopying(
             BenchRank rank, int turns, Map<String, Contender> contenders) {
         long count = bytes / 2;
@@ -236,7 +240,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
                 : () -> stacked(rank, new Shape(outRows, count), part);
     }
 
-    /** Runs this case's collective by this project; {@code from} is not used in place. */
+    /** Runs this case's collective with this project. In-place collectives ignore {@code from}. */
     private void ours(BenchRank rank, NDArray to, NDArray from) {
         switch (operation) {
             case allReduce -> rank.ours().allReduce(to, ReduceOp.SUM, false);
@@ -247,7 +251,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         }
     }
 
-    /** Runs the same by the baseline. */
+    /** Runs this case's collective with NCCL. In-place collectives ignore {@code from}. */
     private void nccl(BenchRank rank, NDArray to, NDArray from) {
         switch (operation) {
             case allReduce -> rank.baseline().allReduce(to);
@@ -469,7 +473,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return IntStream.range(0, turns).mapToObj(maker).toList();
     }
 
-    /** Returns an array of a shape with the parts of all ranks, in rank order. */
+    /** Returns a float64 array of the given shape: the rows of all ranks' parts, in rank order. */
     private static NDArray stacked(BenchRank rank, Shape shape, IntFunction<NDArray> part) {
         NDArray all = Torch.empty(rank.manager(), shape, ScalarType.FLOAT64);
         long rows = shape.get(0) / rank.worldSize();

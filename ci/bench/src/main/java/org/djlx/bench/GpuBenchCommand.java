@@ -37,6 +37,7 @@ import picocli.CommandLine.Option;
 final class GpuBenchCommand extends ReportCommand {
 
     private static final int MAX_RANKS = 8;
+    // The operations that PyTorch runs, too.
     private static final Set<Operation> OF_TORCH =
             EnumSet.of(
                     Operation.allReduce, Operation.allGatherMatmul, Operation.matmulReduceScatter);

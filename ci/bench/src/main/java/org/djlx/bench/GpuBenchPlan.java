@@ -40,7 +40,10 @@ final class GpuBenchPlan {
                     "a2a", Operation.allToAll,
                     "bcast", Operation.broadcast);
 
-    /** Two matmuls: (M, inner, hidden) and (M, hidden, inner), with the usual range of M. */
+    /**
+     * The two matmuls of an MLP: (M, inner, hidden) and (M, hidden, inner). M doubles from {@code
+     * fewestRows} to {@code mostRows}.
+     */
     private record Mlp(int hidden, int inner, int fewestRows, int mostRows) {}
 
     private static final Map<String, Mlp> MLPS =
@@ -55,8 +58,8 @@ final class GpuBenchPlan {
      * Returns the cases in the order in which they are measured.
      *
      * @param shapes the shapes of fused operators
-     * @param bytes the sizes of all-reduces; with "ag:", "rs:", "a2a:" or "bcast:", of all-gathers,
-     *     reduce-scatters, all-to-alls or broadcasts
+     * @param bytes the sizes of all-reduces; the prefix "ag:" is for all-gathers, "rs:" for
+     *     reduce-scatters, "a2a:" for all-to-alls and "bcast:" for broadcasts
      * @throws UsageException if a case is malformed, or not divisible among the ranks
      */
     static List<GpuBenchCase> cases(List<String> shapes, List<String> bytes, int worldSize) {

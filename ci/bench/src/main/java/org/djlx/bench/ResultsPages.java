@@ -38,7 +38,7 @@ final class ResultsPages {
                     Pattern.DOTALL);
     private static final String HIGHLIGHTS = "highlights";
 
-    /** The file whose commit and date decide which files of GPUs are marked as older. */
+    /** A file of GPUs is marked as older if it was measured before this file, at another commit. */
     private static final String LATEST = "gpu-bench.json";
 
     /** The file of the README's chart, and the sizes that it shows. */

@@ -60,7 +60,9 @@ final class ResultsSection {
         }
     }
 
-    /** Marks this report as older if it is of GPUs, and of a commit measured before another's. */
+    /**
+     * Marks a report of GPUs as older if it was measured before {@code latest}, at another commit.
+     */
     void compareAge(ResultsSection latest) {
         if (report.has("gpus")
                 && !report.get("commit").equals(latest.report.get("commit"))

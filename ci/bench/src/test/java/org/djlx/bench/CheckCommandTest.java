@@ -41,9 +41,9 @@ class CheckCommandTest {
         check(root, 1, "--strict");
     }
 
-    /** A goal that is a multiple of another value, for each row that has one of some kind. */
+    /** With "*", a goal is for each row that has the field. */
     @Test
-    void comparesValuesOfRows(@TempDir Path root) throws IOException {
+    void goalsMayBeMultiplesOfOtherValues(@TempDir Path root) throws IOException {
         Path goals = Files.createDirectories(root.resolve("ci/results/goals"));
         Files.writeString(
                 root.resolve("ci/results/a.json"),

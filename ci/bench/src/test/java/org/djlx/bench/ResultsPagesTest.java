@@ -91,7 +91,8 @@ class ResultsPagesTest {
         "gpus, one, 2026-11-30, false",
         "cores, one, 2026-11-28, false"
     })
-    void marksFilesOfGpusThatAreOlder(String has, String commit, String date, boolean older) {
+    void onlyGpuReportsOfAnotherCommitAndAnEarlierDateAreOlder(
+            String has, String commit, String date, boolean older) {
         JsonObject report = new JsonObject();
         report.addProperty("benchmark", "tests");
         report.addProperty("machine", "CPU");
