@@ -127,7 +127,7 @@ public final class CudaP2pOptions extends BackendOptions {
      * set} An eager group connects NCCL when it is created, see {@link NcclOptions}. Larger tensors
      * then use NCCL, except in CUDA graphs. Lazy groups do not measure and use the limits above.
      */
-    public boolean isMeasured() {
+    public boolean measuresNcclLimit() {
         return values.oneShotBytes == null && values.twoShotBytes == null;
     }
 

@@ -340,7 +340,7 @@ public record Machine(
                         : "Matmuls and memory as measured on " + gpu;
         if (end >= 0) {
             return measured
-                    + "; links measured to be of "
+                    + "; links measured at "
                     + name.substring(end + LINKS.length())
                     + ", NCCL in proportion; host as on H200s.";
         }

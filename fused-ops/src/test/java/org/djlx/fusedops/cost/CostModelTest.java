@@ -530,7 +530,7 @@ class CostModelTest {
         assertEquals(Machine.H200.fused().linkRate() * scale, pcie.fused().linkRate(), 1e-9);
         assertEquals(Machine.H200.nccl().rate(8) * scale, pcie.nccl().rate(8), 1e-9);
         assertEquals(Machine.H200.library(), pcie.library());
-        assertTrue(pcie.basis().contains("links measured to be of"), pcie::basis);
+        assertTrue(pcie.basis().contains("links measured at"), pcie::basis);
         assertThrows(IllegalArgumentException.class, () -> Machine.H200.withLinks(0));
     }
 

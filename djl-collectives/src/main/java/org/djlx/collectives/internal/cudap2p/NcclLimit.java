@@ -17,7 +17,7 @@ import org.djlx.collectives.spi.GroupContext;
 final class NcclLimit {
 
     private static final Gson GSON = new Gson();
-    private static final long LEAST = 1 << 20;
+    private static final long MIN_BYTES = 1 << 20;
     private static final int STEP = 4; // factor from one size to the next
     private static final double FASTER = 0.95; // of the kernels' time
 
@@ -25,9 +25,9 @@ final class NcclLimit {
 
     /**
      * Times both on every rank and compares the times of the slowest rank. All ranks call this,
-     * with the same {@code most}.
+     * with the same {@code maxBytes}.
      *
-     * @param most the largest size to time, in bytes
+     * @param maxBytes the largest size to time, in bytes
      * @param kernels returns the time of the kernels' all-reduce of a size in bytes
      * @param nccl returns the time of NCCL's all-reduce of a size in bytes
      * @return the limit in bytes, the same on all ranks; {@link Long#MAX_VALUE} if NCCL is faster
@@ -35,11 +35,11 @@ final class NcclLimit {
      */
     static long measure(
             GroupContext context,
-            long most,
+            long maxBytes,
             LongToDoubleFunction kernels,
             LongToDoubleFunction nccl) {
         List<Double> times = new ArrayList<>();
-        for (long size = LEAST; size <= most; size *= STEP) {
+        for (long size = MIN_BYTES; size <= maxBytes; size *= STEP) {
             times.add(kernels.applyAsDouble(size));
             times.add(nccl.applyAsDouble(size));
         }
@@ -60,7 +60,7 @@ final class NcclLimit {
      * @param times for each size the time of the kernels, followed by the time of NCCL
      */
     static long limit(double[] times) {
-        long size = LEAST;
+        long size = MIN_BYTES;
         for (int i = 0; i < times.length; i += 2, size *= STEP) {
             if (times[i + 1] < FASTER * times[i]) {
                 return size / 2;

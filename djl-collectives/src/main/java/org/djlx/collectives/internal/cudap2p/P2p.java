@@ -70,7 +70,8 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    private volatile long mostOfKernels = Long.MAX_VALUE; // larger ones use NCCL, but not in graphs
+    private volatile long maxKernelBytes =
+            Long.MAX_VALUE; // larger ones use NCCL, but not in graphs
 
     private final LateWriters lateWriters = new LateWriters();
 
@@ -143,7 +144,7 @@ final class P2p {
         boolean able =
                 kernels.isSupported(Algorithm.ONE_SHOT, ScalarType.FLOAT32)
                         && kernels.isSupported(Algorithm.TWO_SHOT, ScalarType.FLOAT32);
-        if (!linked || !able || !options.isMeasured()) {
+        if (!linked || !able || !options.measuresNcclLimit()) {
             return;
         }
         // Every size up to this limit takes a one-shot or two-shot kernel. The P2P buffer holds the
@@ -152,7 +153,7 @@ final class P2p {
         long buffer = region.address(region.rank()) + region.layout().buffer();
         Duration timeout = context.options().timeout();
         try (CudaStream stream = CudaStream.create(device)) {
-            mostOfKernels =
+            maxKernelBytes =
                     NcclLimit.measure(
                             context,
                             Math.min(region.layout().bufferSize(), most),
@@ -180,7 +181,7 @@ final class P2p {
         logger.debug(
                 "group '{}': all-reduces of more than {} bytes use NCCL",
                 context.name(),
-                mostOfKernels);
+                maxKernelBytes);
     }
 
     private void onGroupStream(Consumer<CudaStream> work) {
@@ -461,7 +462,7 @@ final class P2p {
         if (!sum || byteSize == 0 || context.worldSize() == 1) {
             return null;
         }
-        if (byteSize > mostOfKernels && !isCapturing()) {
+        if (byteSize > maxKernelBytes && !isCapturing()) {
             return null;
         }
         Algorithm algorithm = algorithm(options, region.links(), byteSize, capturing);

@@ -1292,7 +1292,7 @@ class CudaP2pThreadsTest {
         Device[] gpus = IntStream.range(0, worldSize).mapToObj(Device::gpu).toArray(Device[]::new);
         NcclOptions nccl = NcclOptions.builder().optDevices(gpus).build();
         CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
-        assertTrue(options.isMeasured());
+        assertTrue(options.measuresNcclLimit());
         List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
         try {
             run(
