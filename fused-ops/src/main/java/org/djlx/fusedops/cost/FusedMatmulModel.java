@@ -176,6 +176,8 @@ public final class FusedMatmulModel {
         int blocks = machine.multiprocessors();
         long tiles = work.ranks() * tilesOfPart(tile);
         long waves = Math.max(1, (long) (tiles / blocks - begin / one) - 1);
+        // Another rank's tiles end after the push, which slow links make longer than the waves.
+        waves = Math.max(waves, (long) ((push - begin) / one));
         while (true) {
             double end = begin + waves * one;
             long late = (long) Math.max(0, (end - push) / one + EPSILON);

@@ -33,6 +33,10 @@ public record Machine(
     /** The rate of an H200's memory in a local copy, in GB/s, as {@link GpuRates} measures it. */
     private static final double H200_MEMORY = 4100;
 
+    // In GB/s. Other rates are errors of a measurement, and would end as 0 or infinity.
+    private static final double SLOWEST_LINK = 1e-6;
+    private static final double FASTEST_LINK = 1e6;
+
     private static final double LOG_2 = StrictMath.log(2);
     private static final String LINKS = " with links of ";
 
@@ -235,12 +239,15 @@ public record Machine(
      *   <li>any other rate is rounded to steps of 19 % (2^(1/4))
      * </ul>
      *
-     * @param gigabytesPerSecond the rate at which a copy engine copies from a rank to the next
+     * @param gigabytesPerSecond the rate at which a copy engine copies from a rank to the next,
+     *     from 10^-6 to 10^6
      */
     public Machine withLinks(double gigabytesPerSecond) {
-        if (!(gigabytesPerSecond > 0)) {
+        if (!(gigabytesPerSecond >= SLOWEST_LINK && gigabytesPerSecond <= FASTEST_LINK)) {
             throw new IllegalArgumentException(
-                    "the rate of links must be positive, not " + gigabytesPerSecond + " GB/s");
+                    String.format(
+                            "the rate of links must be from %s to %s GB/s, not %s",
+                            SLOWEST_LINK, FASTEST_LINK, gigabytesPerSecond));
         }
         double ratio = gigabytesPerSecond / copies.rate;
         if (ratio >= 0.75 && ratio <= 1 / 0.75) {

@@ -24,6 +24,7 @@ import java.util.function.ToDoubleFunction;
 import org.djlx.nativeops.cuda.GpuRates;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -531,7 +532,23 @@ class CostModelTest {
         assertEquals(Machine.H200.nccl().rate(8) * scale, pcie.nccl().rate(8), 1e-9);
         assertEquals(Machine.H200.library(), pcie.library());
         assertTrue(pcie.basis().contains("links measured at"), pcie::basis);
-        assertThrows(IllegalArgumentException.class, () -> Machine.H200.withLinks(0));
+        for (double wrong : new double[] {0, -1, Double.MIN_VALUE, 1e9, 1 / 0.0, Double.NaN}) {
+            assertThrows(IllegalArgumentException.class, () -> Machine.H200.withLinks(wrong));
+        }
+    }
+
+    /** Waves are not counted one by one until a shard has arrived. */
+    @Test
+    @Timeout(value = 60, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
+    void slowLinksArePredicted() {
+        Workload work = bfloat16(FusedOperator.ALL_GATHER_MATMUL, 8, 1 << 20, 64, 64);
+        double before = H200.predict(work, Path.FUSED).device();
+        for (double rate : new double[] {10, 0.1, 1e-6}) {
+            CostModel slow = new CostModel(Machine.H200.withLinks(rate));
+            double micros = slow.predict(work, Path.FUSED).device();
+            assertTrue(micros > before && micros < 1e15, rate + " GB/s: " + micros);
+            before = micros;
+        }
     }
 
     /** The constants of an H200 are fitted to more than its two rates. */
