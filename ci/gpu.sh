@@ -87,11 +87,12 @@ mkdir -p "$DJLX_FLIGHT_RECORDER_DIRECTORY"
 # As Maven's tests: a test that trains a small model on the CPU takes minutes if each of many cores has a thread.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
-# run_tests TAGS [OPTION...]: runs tests with the tags, and adds them to the summary.
+# run_tests TAGS [OPTION...]: runs tests with the tags, and adds them to the summary. `starter` is exec, or empty.
+starter=''
 run_tests() {
   local tags=$1
   shift
-  java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$report" -Dtest.report.join=true "-Dtest.commit=$commit" \
+  $starter java -Xmx4g --enable-native-access=ALL-UNNAMED "-Dtest.report=$report" -Dtest.report.join=true "-Dtest.commit=$commit" \
     ${ranks:+"-Dtest.gpu.ranks=$ranks"} "$@" -cp "$class_path" org.junit.platform.console.ConsoleLauncher execute --disable-banner \
     --disable-ansi-colors --details=testfeed --select-package org.djlx --include-tag "gpu & !soak & ($tags)" --include-classname "$classes" --fail-if-no-tests
 }
@@ -124,6 +125,7 @@ else
     (
       unset CUDA_MODULE_LOADING
       tmp=$(mktemp -d -p "$scratch")
+      starter=exec # The job is the JVM, which `finish` ends.
       run_tests beside "-Djava.io.tmpdir=$tmp" "-Dtest.started.jvm.args=-Djava.io.tmpdir=$tmp" "$@"
     ) &
     beside+=("$!")

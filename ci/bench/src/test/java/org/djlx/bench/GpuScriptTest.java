@@ -10,9 +10,14 @@ import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
+import java.util.HashSet;
 import java.util.List;
+import java.util.Set;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 
 /**
@@ -49,6 +54,14 @@ class GpuScriptTest {
 
     /** Returns what the script prints, and its exit status. */
     private String run(String visible) throws IOException, InterruptedException {
+        Process process = script(visible).start();
+        process.getOutputStream().close();
+        String printed =
+                new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
+        return printed + process.waitFor();
+    }
+
+    private ProcessBuilder script(String visible) {
         ProcessBuilder script =
                 new ProcessBuilder("bash", script().toString(), "--class-path", "none");
         script.environment().put("PATH", folder + ":" + System.getenv("PATH"));
@@ -60,11 +73,7 @@ class GpuScriptTest {
         if (visible != null) {
             script.environment().put("CUDA_VISIBLE_DEVICES", visible);
         }
-        Process process = script.redirectErrorStream(true).start();
-        process.getOutputStream().close();
-        String printed =
-                new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
-        return printed + process.waitFor();
+        return script.redirectErrorStream(true);
     }
 
     private static Path script() {
@@ -93,16 +102,51 @@ class GpuScriptTest {
     void runsTestsOfThreeKinds() throws Exception {
         List<String> lines = run("2").lines().toList();
         List<String> runs = lines.stream().filter(line -> line.startsWith("[")).sorted().toList();
-        assertEquals(3, runs.size(), lines::toString);
-        assertTrue(runs.get(0).startsWith("[ 32] "), runs.get(0));
-        assertTrue(runs.get(0).contains("(beside)"), runs.get(0));
-        assertTrue(runs.get(0).contains("-Djava.io.tmpdir="), runs.get(0));
-        for (String other : runs.subList(1, 3)) {
+        assertEquals(5, runs.size(), lines::toString);
+        Set<String> folders = new HashSet<>();
+        for (String beside : runs.subList(0, 3)) {
+            assertTrue(beside.startsWith("[ 32] "), beside);
+            assertTrue(beside.contains("(beside)"), beside);
+            folders.add(beside.replaceAll(".* -Djava.io.tmpdir=(\\S+) .*", "$1"));
+        }
+        assertEquals(3, folders.size(), folders::toString);
+        for (String other : runs.subList(3, 5)) {
             assertTrue(other.startsWith("[EAGER 32] "), other);
             assertTrue(other.contains("beside & !alone)") || other.contains("(alone)"), other);
             assertFalse(other.contains("-Djava.io.tmpdir="), other);
         }
         assertEquals("0", lines.get(lines.size() - 1));
+    }
+
+    /** The tests of a run that is cut off would keep its GPUs. */
+    @Test
+    @Timeout(value = 1, unit = TimeUnit.MINUTES)
+    void endsItsTestsWhenItIsEnded() throws Exception {
+        program(
+                folder.resolve("jdk/bin/java"),
+                "touch '%s'/started-$$; exec sleep 1000".formatted(folder));
+        Process process = script("2").start();
+        List<ProcessHandle> tests = List.of();
+        while (tests.size() < 4) {
+            Thread.sleep(20);
+            try (Stream<Path> files = Files.list(folder)) {
+                tests =
+                        files.map(file -> file.getFileName().toString())
+                                .filter(name -> name.startsWith("started-"))
+                                .map(name -> Long.valueOf(name.substring("started-".length())))
+                                .flatMap(pid -> ProcessHandle.of(pid).stream())
+                                .toList();
+            }
+        }
+        process.destroy();
+        process.waitFor();
+        try {
+            for (ProcessHandle test : tests) {
+                test.onExit().get(10, TimeUnit.SECONDS);
+            }
+        } finally {
+            tests.forEach(ProcessHandle::destroyForcibly);
+        }
     }
 
     @Test
