@@ -78,11 +78,14 @@ final class CheckCommand extends CliCommand {
                         other.add("where", where);
                         of.asMap().forEach(other::add);
                         shown += " x " + of;
+                        // Other rows may have the same fields.
+                        boolean same = !of.has("where") && !of.has("list") && !of.has("file");
                         limit *=
-                                rows(other).stream()
-                                        .mapToDouble(at -> value(at, other))
-                                        .findFirst()
-                                        .orElse(Double.NaN);
+                                (same ? List.of(row) : rows(other))
+                                        .stream()
+                                                .mapToDouble(at -> value(at, other))
+                                                .findFirst()
+                                                .orElse(Double.NaN);
                     }
                     if (Double.isNaN(figure) || Double.isNaN(limit)) {
                         unmeasured++;

@@ -49,7 +49,8 @@ class CheckCommandTest {
                 root.resolve("ci/results/a.json"),
                 """
                 {"rows": [{"who": "us", "n": 1, "x": 11, "y": 10}, {"who": "us", "n": 2, "x": 8, "y": 10},
-                          {"who": "us", "n": 3, "x": 8}, {"who": "peer", "n": 1, "x": 20}, {"who": "us"}]}
+                          {"who": "us", "n": 2, "x": 8, "y": 4}, {"who": "us", "n": 3, "x": 8},
+                          {"who": "peer", "n": 1, "x": 20}, {"who": "us"}]}
                 """);
         Files.writeString(
                 goals.resolve("m.json"),
@@ -66,10 +67,12 @@ class CheckCommandTest {
                 """
                 m
                   a.json {"who":"us","n":1} x: 11.000, goal 1.0 x {"value":"y"}: 10 % above
+                  a.json {"who":"us","n":2} x: 8.0000, goal 1.0 x {"value":"y"}: 100 % above
                   not measured: a.json {"who":"us","n":3} x, goal 1.0 x {"value":"y"}
                   a.json {"who":"us","n":1} x: 11.000, goal 0.5 x {"where":{"who":"peer","n":1}}: 10 % above
                   not measured: a.json {"who":"us","n":2} x, goal 0.5 x {"where":{"who":"peer","n":2}}
-                  1 met, 2 missed, 2 not measured
+                  not measured: a.json {"who":"us","n":2} x, goal 0.5 x {"where":{"who":"peer","n":2}}
+                  1 met, 3 missed, 3 not measured
                 """,
                 printed);
     }
