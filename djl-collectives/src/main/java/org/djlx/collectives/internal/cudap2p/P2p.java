@@ -14,6 +14,7 @@ import java.util.Set;
 import java.util.function.BooleanSupplier;
 import java.util.function.Consumer;
 import java.util.function.Function;
+import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.CudaP2pOptions;
 import org.djlx.collectives.DebugLevel;
 import org.djlx.collectives.ReduceOp;
@@ -171,7 +172,9 @@ final class P2p {
                                                         ScalarType.FLOAT32,
                                                         1,
                                                         timeout);
-                                return GpuRates.seconds(stream, sum);
+                                double seconds = GpuRates.seconds(stream, sum);
+                                requireArrived();
+                                return seconds;
                             },
                             bytes -> {
                                 Runnable sum = () -> nccl.sum(buffer, bytes / Float.BYTES, stream);
@@ -182,6 +185,19 @@ final class P2p {
                 "group '{}': all-reduces of more than {} bytes use NCCL",
                 context.name(),
                 maxKernelBytes);
+    }
+
+    /** Throws if a measured sum has not waited for a rank. */
+    private void requireArrived() {
+        waits.error()
+                .ifPresent(
+                        problem -> {
+                            throw new CollectiveException(
+                                    "cannot measure the all-reduces of group '"
+                                            + context.name()
+                                            + "': "
+                                            + problem);
+                        });
     }
 
     private void onGroupStream(Consumer<CudaStream> work) {
