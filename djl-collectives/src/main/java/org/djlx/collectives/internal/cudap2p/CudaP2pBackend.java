@@ -54,7 +54,7 @@ final class CudaP2pBackend extends Backend implements P2pBackend {
         this.nccl = nccl;
         this.device = CudaDevice.open(nccl.device());
         try {
-            this.p2p = P2p.create(context, options, device, topology, nccl.group());
+            this.p2p = P2p.create(context, options, device, topology, nccl);
             this.collectives = p2p.map(P2p::collectives).orElse(null);
         } catch (Throwable e) {
             device.close();

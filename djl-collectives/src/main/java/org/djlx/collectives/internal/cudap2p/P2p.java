@@ -71,6 +71,7 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
+    private final boolean allConnectEarly;
     private volatile long maxKernelBytes =
             Long.MAX_VALUE; // larger ones use NCCL, but not in graphs
 
@@ -93,6 +94,7 @@ final class P2p {
         this.signals = parts.signals;
         this.hosts = parts.hosts;
         this.place = parts.place;
+        this.allConnectEarly = parts.allConnectEarly;
         currentStreams = new CurrentStreams(device);
         capturing = () -> currentStreams.get().isCapturing();
         buffers =
@@ -135,6 +137,7 @@ final class P2p {
      * NcclLimit}. All ranks call this before the first operation. No-op in these cases:
      *
      * <ul>
+     *   <li>some rank does not {@linkplain NcclBackend#connectsEarly connect early}
      *   <li>NVLink does not join every two GPUs
      *   <li>there is no one-shot or no two-shot kernel for float32
      *   <li>the options set a limit
@@ -145,7 +148,7 @@ final class P2p {
         boolean able =
                 kernels.isSupported(Algorithm.ONE_SHOT, ScalarType.FLOAT32)
                         && kernels.isSupported(Algorithm.TWO_SHOT, ScalarType.FLOAT32);
-        if (!linked || !able || !options.measuresNcclLimit()) {
+        if (!linked || !able || !allConnectEarly || !options.measuresNcclLimit()) {
             return;
         }
         // Every size up to this limit takes a one-shot or two-shot kernel. The P2P buffer holds the
@@ -212,7 +215,8 @@ final class P2p {
             CudaP2pOptions options,
             CudaDevice device,
             Function<List<String>, GpuTopology> topology,
-            GpuGroup group) {
+            NcclBackend nccl) {
+        GpuGroup group = nccl.group();
         RegionHandshake.Outcome outcome = RegionHandshake.run(context, options, device, topology);
         Parts parts = new Parts(outcome);
         String problem = outcome.problem();
@@ -225,7 +229,7 @@ final class P2p {
             }
             if (problem == null) {
                 parts.agreeOnKernels(context);
-                parts.compareGpus(context, device);
+                parts.compareGpus(context, device, nccl.connectsEarly());
                 p2p = new P2p(context, options, device, group, parts);
                 group.extend(p2p.queue);
             }
@@ -277,8 +281,15 @@ final class P2p {
      *
      * @param rates null if unknown
      * @param linkRate the rate of copies to the next rank's GPU, in GB/s; 0 if unknown
+     * @param connectsEarly whether the rank connects NCCL when it creates the group
      */
-    record Gpu(String architecture, int processors, String bus, GpuRates rates, double linkRate) {
+    record Gpu(
+            String architecture,
+            int processors,
+            String bus,
+            GpuRates rates,
+            double linkRate,
+            boolean connectsEarly) {
 
         static boolean areAlike(List<Gpu> gpus) {
             return gpus.stream()
@@ -327,6 +338,7 @@ final class P2p {
         private int processors; // of this GPU
         private int sharing; // ranks of this group on a GPU
         private GpuRates gpuRates; // null if unknown
+        private boolean allConnectEarly;
         private OptionalDouble linkRate = OptionalDouble.empty();
 
         Parts(RegionHandshake.Outcome outcome) {
@@ -377,7 +389,7 @@ final class P2p {
         }
 
         /** Agrees on the most blocks of a kernel that waits for peers, and on the GPUs' rates. */
-        void compareGpus(GroupContext context, CudaDevice device) {
+        void compareGpus(GroupContext context, CudaDevice device, boolean connectsEarly) {
             boolean buffers = region.layout().bufferSize() > 0;
             processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
             Gpu own =
@@ -386,7 +398,8 @@ final class P2p {
                             processors,
                             device.pciBusId(),
                             buffers ? GpuRates.of(device).orElse(null) : null,
-                            linkRate(device));
+                            linkRate(device),
+                            connectsEarly);
             List<Gpu> gpus =
                     context
                             .exchange("p2p-gpus", GSON.toJson(own).getBytes(StandardCharsets.UTF_8))
@@ -406,6 +419,7 @@ final class P2p {
             }
             kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
             gpuRates = Gpu.slowest(gpus);
+            allConnectEarly = gpus.stream().allMatch(Gpu::connectsEarly);
             double slowest = gpus.stream().mapToDouble(Gpu::linkRate).min().orElseThrow();
             if (slowest > 0 && sharing == 1) {
                 linkRate = OptionalDouble.of(slowest);

@@ -263,7 +263,7 @@ public final class NcclBackend extends Backend {
      * @param connected may use the communicator; not run if the ranks are not connected early
      */
     public void connectEarly(Runnable connected) {
-        if (DeviceChoice.given(context, options).isEmpty() || context.worldSize() == 1) {
+        if (!connectsEarly()) {
             return;
         }
         try {
@@ -282,6 +282,11 @@ public final class NcclBackend extends Backend {
             close();
             throw e;
         }
+    }
+
+    /** Returns whether {@link #connectEarly} connects this rank; other ranks may differ. */
+    public boolean connectsEarly() {
+        return DeviceChoice.given(context, options).isPresent() && context.worldSize() > 1;
     }
 
     /**

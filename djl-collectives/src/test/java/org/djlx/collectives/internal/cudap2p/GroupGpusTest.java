@@ -15,7 +15,7 @@ class GroupGpusTest {
 
     private static P2p.Gpu gpu(String name, double teraflops, double gigabytesPerSecond) {
         GpuRates rates = new GpuRates(name, 132, teraflops, gigabytesPerSecond);
-        return new P2p.Gpu("sm_90a", 132, "0000:01:00.0", rates, 0);
+        return new P2p.Gpu("sm_90a", 132, "0000:01:00.0", rates, 0, false);
     }
 
     @Test
@@ -27,7 +27,7 @@ class GroupGpusTest {
 
     @Test
     void unknownAndDifferentGpusHaveNone() {
-        P2p.Gpu unknown = new P2p.Gpu("sm_90a", 132, "0000:02:00.0", null, 0);
+        P2p.Gpu unknown = new P2p.Gpu("sm_90a", 132, "0000:02:00.0", null, 0, false);
         assertNull(P2p.Gpu.slowest(List.of(gpu("H100", 600, 3000), unknown)));
         assertNull(P2p.Gpu.slowest(List.of(gpu("H100", 600, 3000), gpu("H200", 600, 3000))));
     }
@@ -36,8 +36,8 @@ class GroupGpusTest {
     void architectureAndSmsAreCompared() {
         P2p.Gpu one = gpu("H100", 600, 3000);
         assertTrue(P2p.Gpu.areAlike(List.of(one, gpu("H200", 1, 1))));
-        P2p.Gpu fewer = new P2p.Gpu("sm_90a", 114, "0000:02:00.0", null, 0);
-        P2p.Gpu older = new P2p.Gpu("sm_80", 132, "0000:02:00.0", null, 0);
+        P2p.Gpu fewer = new P2p.Gpu("sm_90a", 114, "0000:02:00.0", null, 0, false);
+        P2p.Gpu older = new P2p.Gpu("sm_80", 132, "0000:02:00.0", null, 0, false);
         assertFalse(P2p.Gpu.areAlike(List.of(one, fewer)));
         assertFalse(P2p.Gpu.areAlike(List.of(one, older)));
     }

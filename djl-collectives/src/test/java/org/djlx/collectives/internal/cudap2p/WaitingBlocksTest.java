@@ -32,8 +32,8 @@ class WaitingBlocksTest {
     void aMeshKeepsToTheLimitOfAllGroups() {
         List<P2p.Gpu> gpus =
                 List.of(
-                        new P2p.Gpu("sm_90", 132, "0", null, 0),
-                        new P2p.Gpu("sm_90", 114, "1", null, 0));
+                        new P2p.Gpu("sm_90", 132, "0", null, 0, false),
+                        new P2p.Gpu("sm_90", 114, "1", null, 0, false));
         int blocks = P2p.fixedBlocks(gpus);
         assertTrue(blocks >= 1);
         for (int ranks = 2; ranks <= RegionHandshake.MOST_SHARING; ranks++) {
