@@ -124,8 +124,10 @@ public final class CudaP2pOptions extends BackendOptions {
     /**
      * {@return whether an eager group measures from which size on NCCL's all-reduce is faster than
      * the kernels; false if {@link Builder#optOneShotBytes} or {@link Builder#optTwoShotBytes} is
-     * set} An eager group connects NCCL when it is created, see {@link NcclOptions}. Larger tensors
-     * then use NCCL, except in CUDA graphs. Lazy groups do not measure and use the limits above.
+     * set} All ranks of an eager group connect NCCL when it is created, see {@link NcclOptions}.
+     * Larger tensors then use NCCL, except in CUDA graphs. NCCL sums in another order, and the
+     * measured size may differ from run to run: set the limits if each run must give the same bits.
+     * Other groups, and groups split from another, do not measure and use the limits above.
      */
     public boolean measuresNcclLimit() {
         return values.oneShotBytes == null && values.twoShotBytes == null;
