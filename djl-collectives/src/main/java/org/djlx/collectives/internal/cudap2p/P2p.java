@@ -29,6 +29,7 @@ import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
@@ -427,8 +428,11 @@ final class P2p {
         }
 
         /**
-         * Measures the rate of copies from this rank's buffer to the next rank's, in GB/s. Returns
-         * 0 for one rank, and if the buffer is too small to measure.
+         * <<<<<<< HEAD Measures the rate of copies from this rank's buffer to the next rank's, in
+         * GB/s. Returns 0 for one rank, and if the buffer is too small to measure. ======= Measures
+         * copies from this rank's buffer to the next rank's. Returns 0 if they are too small or
+         * fail: the other ranks wait for the rate, and can do without. >>>>>>> d7874903 (cuda_p2p:
+         * a rank that cannot measure its link goes on without the rate)
          */
         private double linkRate(CudaDevice device) {
             long bytes = Math.min(MOST_LINK_BYTES, region.layout().bufferSize());
@@ -441,6 +445,9 @@ final class P2p {
             try (CudaStream stream = CudaStream.create(device)) {
                 double seconds = GpuRates.seconds(stream, () -> stream.copyAsync(to, from, bytes));
                 return bytes / seconds / 1e9;
+            } catch (CudaException e) {
+                logger.info("cannot measure the links of {}: {}", device, e.toString());
+                return 0;
             }
         }
 
