@@ -168,7 +168,7 @@ struct Rank {
   }
 };
 
-// How many blocks of a waiting kernel each rank launches, if each block takes an SM; as P2p.waitingBlocks.
+// How many blocks of a waiting kernel each rank launches, if each block takes an SM; as P2pParts.waitingBlocks.
 int blocks_of_each(const std::vector<int>& gpus) {
   int blocks = 1 << 20;
   for (int gpu : gpus) {

@@ -13,7 +13,7 @@
 // - While a kernel waits for a peer, all work that the peer has enqueued before its own kernel can still start. With one rank per
 //   GPU, stream order ensures this. If ranks share a GPU, waiting blocks may occupy SMs that a peer's matmul needs: cuBLAS launches
 //   clusters of eight blocks that fill an SM each, and a cluster starts only when eight SMs of one GPC are free. Therefore the
-//   waiting kernels of all ranks except one use at most half of the SMs together (P2p.waitingBlocks).
+//   waiting kernels of all ranks except one use at most half of the SMs together (P2pParts.waitingBlocks).
 //   The limit holds for every kernel that waits: one-shot, two-shot, mesh and direct all-reduce, gathered.cu, all-reduce +
 //   RMSNorm, fused matmul. A kernel that waits launches dependents after its last wait, because the limit does not count the blocks
 //   of a dependent kernel.

@@ -149,10 +149,10 @@ final class AllReduceKernels implements AutoCloseable {
 
     /**
      * Limits the blocks of a launch, to the same number on all ranks, because ranks share a GPU;
-     * see {@link P2p#waitingBlocks}. Blocks of {@link Algorithm#MESH} have a limit of their own, as
-     * they wait for blocks of their index. While other groups use the GPU, {@code now} returns a
-     * lower limit, which may differ between ranks, for one-shot and two-shot, whose blocks wait for
-     * packs and not for blocks.
+     * see {@link P2pParts#waitingBlocks}. Blocks of {@link Algorithm#MESH} have a limit of their
+     * own, as they wait for blocks of their index. While other groups use the GPU, {@code now}
+     * returns a lower limit, which may differ between ranks, for one-shot and two-shot, whose
+     * blocks wait for packs and not for blocks.
      */
     synchronized void shareGpu(int most, int mesh, IntSupplier now) {
         this.now = now;

@@ -2,6 +2,7 @@
 /* Package-private:
  * CudaP2pBackend - sends each operation to NCCL or to P2p
  * P2p - memory, kernels and queue of a rank
+ * P2pParts - these parts while a group is created, and what its ranks agree on
  * P2pQueue - runs operations on the callers' streams, and publishes calls
  * StreamWork - an operation on a caller's stream
  * CapturedWork - an operation captured into a graph
