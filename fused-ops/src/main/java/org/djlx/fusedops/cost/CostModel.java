@@ -110,8 +110,9 @@ public final class CostModel {
     }
 
     /**
-     * {@return a lower bound of the time of an operator in microseconds: the matmul alone or the
-     * transfer into each GPU at the best rate, whichever takes longer}
+     * {@return the time of an operator in microseconds that hides one of its two parts: the matmul
+     * alone or the transfer into each GPU at the best rate, whichever takes longer} Both are
+     * predicted, so a prediction or a measurement may be shorter by their error.
      */
     public double limit(Workload work) {
         return Math.max(matmul(work), work.bytesIn() / bestRate(work.ranks()) / 1e3);
