@@ -123,14 +123,14 @@ public final class CudaP2pOptions extends BackendOptions {
 
     /**
      * {@return whether an eager group measures from which size on NCCL's all-reduce is faster than
-     * the kernels; false if {@link Builder#optOneShotBytes} or {@link Builder#optTwoShotBytes} is
-     * set} All ranks of an eager group connect NCCL when it is created, see {@link NcclOptions}.
-     * Larger tensors then use NCCL, except in CUDA graphs. NCCL sums in another order, and the
-     * measured size may differ from run to run: set the limits if each run must give the same bits.
-     * Other groups, and groups split from another, do not measure and use the limits above.
+     * the kernels, see {@link Builder#optMeasureNcclLimit}}
+     *
+     * @param multicast whether NCCL may reduce within NVSwitches (NVLS)
      */
-    public boolean measuresNcclLimit() {
-        return values.oneShotBytes == null && values.twoShotBytes == null;
+    public boolean measuresNcclLimit(boolean multicast) {
+        return values.oneShotBytes == null
+                && values.twoShotBytes == null
+                && values.measureNcclLimit.isYes(multicast);
     }
 
     /** {@return the assumed topology of the GPUs; empty if NVML is queried} */
@@ -143,7 +143,7 @@ public final class CudaP2pOptions extends BackendOptions {
     public String toString() {
         return String.format(
                 "a buffer of %d bytes, a heap of %d, one-shot up to %s, two-shot up to %s, topology"
-                        + " %s%s%s%s%s",
+                        + " %s%s%s%s%s%s",
                 values.bufferSize,
                 values.heapSize,
                 values.oneShotBytes == null ? AUTOMATIC : values.oneShotBytes,
@@ -152,6 +152,7 @@ public final class CudaP2pOptions extends BackendOptions {
                 values.sharedGpus ? ", shared GPUs" : "",
                 values.direct.text(", direct", ", not direct"),
                 isCopyEngines() ? ", copy engines" : "",
+                values.measureNcclLimit.text(", NCCL measured", ", NCCL not measured"),
                 debug() == DebugLevel.DETAIL ? ", verified" : "");
     }
 
@@ -197,6 +198,7 @@ public final class CudaP2pOptions extends BackendOptions {
         private boolean sharedGpus;
         private Choice direct = Choice.AUTOMATIC; // by the number of ranks, and in graphs
         private Choice copyEngines = Choice.AUTOMATIC; // only if ranks share GPUs
+        private Choice measureNcclLimit = Choice.AUTOMATIC; // only if NCCL may use multicast
 
         private Builder() {}
 
@@ -292,6 +294,26 @@ public final class CudaP2pOptions extends BackendOptions {
          */
         public Builder optDirect(boolean allowed) {
             this.direct = Choice.of(allowed);
+            return this;
+        }
+
+        /**
+         * Lets eager groups measure from which size on NCCL's all-reduce is faster than the
+         * kernels. All ranks of an eager group connect NCCL when it is created, see {@link
+         * NcclOptions}. Larger tensors then use NCCL, except in CUDA graphs.
+         *
+         * <ul>
+         *   <li>Groups do not measure if a limit is set, if they are lazy, or if they are split
+         *       from another group.
+         *   <li>NCCL sums in another order, and the measured size may differ from run to run.
+         *   <li>NCCL allocates its buffers for the measurement.
+         * </ul>
+         *
+         * @param measured whether to measure; by default, only if NCCL may reduce within NVSwitches
+         *     (NVLS): the GPUs support multicast, and {@code NCCL_NVLS_ENABLE} is not 0
+         */
+        public Builder optMeasureNcclLimit(boolean measured) {
+            this.measureNcclLimit = Choice.of(measured);
             return this;
         }
 

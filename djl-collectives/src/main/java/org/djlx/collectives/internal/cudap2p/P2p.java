@@ -22,7 +22,9 @@ import org.djlx.collectives.internal.nccl.NcclBackend;
 import org.djlx.collectives.p2p.P2pBuffers;
 import org.djlx.collectives.spi.GroupContext;
 import org.djlx.collectives.spi.Operation;
+import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaException;
 import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
@@ -62,7 +64,7 @@ final class P2p {
     private final CurrentStreams currentStreams;
     private final BooleanSupplier capturing; // whether the current stream is being captured
 
-    private final boolean allConnectEarly;
+    private final boolean allCompareNccl;
     private volatile long maxKernelBytes =
             Long.MAX_VALUE; // larger ones use NCCL, but not in graphs
 
@@ -85,7 +87,7 @@ final class P2p {
         this.signals = parts.signals;
         this.hosts = parts.hosts;
         this.place = parts.place;
-        this.allConnectEarly = parts.allConnectEarly;
+        this.allCompareNccl = parts.allCompareNccl;
         currentStreams = new CurrentStreams(device);
         capturing = () -> currentStreams.get().isCapturing();
         buffers =
@@ -128,10 +130,10 @@ final class P2p {
      * NcclLimit}. All ranks call this before the first operation. No-op in these cases:
      *
      * <ul>
-     *   <li>some rank does not {@linkplain NcclBackend#connectsEarly connect early}
+     *   <li>some rank does not {@linkplain NcclBackend#connectsEarly connect early}, or its options
+     *       are against it
      *   <li>NVLink does not join every two GPUs
      *   <li>there is no one-shot or no two-shot kernel for float32
-     *   <li>the options set a limit
      * </ul>
      */
     void compareWith(NcclBackend nccl) {
@@ -139,7 +141,7 @@ final class P2p {
         boolean able =
                 kernels.isSupported(Algorithm.ONE_SHOT, ScalarType.FLOAT32)
                         && kernels.isSupported(Algorithm.TWO_SHOT, ScalarType.FLOAT32);
-        if (!linked || !able || !allConnectEarly || !options.measuresNcclLimit()) {
+        if (!linked || !able || !allCompareNccl) {
             return;
         }
         // Every size up to this limit takes a one-shot or two-shot kernel. The P2P buffer holds the
@@ -220,7 +222,9 @@ final class P2p {
             }
             if (problem == null) {
                 parts.agreeOnKernels(context);
-                parts.compareGpus(context, device, nccl.connectsEarly());
+                boolean compares =
+                        nccl.connectsEarly() && options.measuresNcclLimit(mayMulticast(device));
+                parts.compareGpus(context, device, compares);
                 p2p = new P2p(context, options, device, group, parts);
                 group.extend(p2p.queue);
             }
@@ -250,6 +254,19 @@ final class P2p {
 
     P2pCollectives collectives() {
         return collectives;
+    }
+
+    /** Returns whether NCCL may reduce within NVSwitches (NVLS). */
+    private static boolean mayMulticast(CudaDevice device) {
+        if ("0".equals(System.getenv("NCCL_NVLS_ENABLE"))) {
+            return false;
+        }
+        try {
+            return device.attribute(CudaAttribute.MULTICAST) != 0;
+        } catch (CudaException e) { // drivers before CUDA 12.1 do not know the attribute
+            logger.debug("{} has no multicast", device, e);
+            return false;
+        }
     }
 
     /** Returns whether the caller's current stream is being captured into a graph. */

@@ -43,7 +43,7 @@ final class P2pParts {
     int processors; // of this GPU
     private int sharing; // ranks of this group on a GPU
     GpuRates gpuRates; // null if unknown
-    boolean allConnectEarly;
+    boolean allCompareNccl;
     OptionalDouble linkRate = OptionalDouble.empty();
 
     P2pParts(RegionHandshake.Outcome outcome) {
@@ -94,7 +94,7 @@ final class P2pParts {
     }
 
     /** Agrees on the most blocks of a kernel that waits for peers, and on the GPUs' rates. */
-    void compareGpus(GroupContext context, CudaDevice device, boolean connectsEarly) {
+    void compareGpus(GroupContext context, CudaDevice device, boolean comparesNccl) {
         boolean buffers = region.layout().bufferSize() > 0;
         processors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         Gpu own =
@@ -104,7 +104,7 @@ final class P2pParts {
                         device.pciBusId(),
                         buffers ? GpuRates.of(device).orElse(null) : null,
                         linkRate(device),
-                        connectsEarly);
+                        comparesNccl);
         List<Gpu> gpus =
                 context
                         .exchange("p2p-gpus", GSON.toJson(own).getBytes(StandardCharsets.UTF_8))
@@ -120,7 +120,7 @@ final class P2pParts {
         }
         kernelBlocks = Gpu.areAlike(gpus) && buffers ? blocks : 0;
         gpuRates = Gpu.slowest(gpus);
-        allConnectEarly = gpus.stream().allMatch(Gpu::connectsEarly);
+        allCompareNccl = gpus.stream().allMatch(Gpu::comparesNccl);
         double slowest = gpus.stream().mapToDouble(Gpu::linkRate).min().orElseThrow();
         if (slowest > 0 && sharing == 1) {
             linkRate = OptionalDouble.of(slowest);
@@ -204,7 +204,7 @@ final class P2pParts {
      *
      * @param rates null if unknown
      * @param linkRate the rate of copies to the next rank's GPU, in GB/s; 0 if unknown
-     * @param connectsEarly whether the rank connects NCCL when it creates the group
+     * @param comparesNccl whether the rank can compare its all-reduces with NCCL's, and is to
      */
     record Gpu(
             String architecture,
@@ -212,7 +212,7 @@ final class P2pParts {
             String bus,
             GpuRates rates,
             double linkRate,
-            boolean connectsEarly) {
+            boolean comparesNccl) {
 
         static boolean areAlike(List<Gpu> gpus) {
             return gpus.stream()

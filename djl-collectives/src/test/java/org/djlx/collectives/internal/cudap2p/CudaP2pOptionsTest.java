@@ -2,6 +2,8 @@
 package org.djlx.collectives.internal.cudap2p;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -180,5 +182,22 @@ class CudaP2pOptionsTest {
         CudaP2pOptions set = CudaP2pOptions.builder().optOneShotBytes(byteSize).build();
         assertEquals(Algorithm.MESH, P2p.algorithm(set, links, byteSize, () -> false));
         assertNull(P2p.algorithm(set, links, byteSize + 1, () -> false));
+    }
+
+    /** NCCL allocates buffers for the measurement: by default, only where it may be faster. */
+    @Test
+    void theLimitAgainstNcclIsMeasuredIfNcclMayUseMulticast() {
+        CudaP2pOptions usual = CudaP2pOptions.builder().build();
+        assertTrue(usual.measuresNcclLimit(true));
+        assertFalse(usual.measuresNcclLimit(false));
+        CudaP2pOptions always = CudaP2pOptions.builder().optMeasureNcclLimit(true).build();
+        assertTrue(always.measuresNcclLimit(false));
+        assertFalse(
+                CudaP2pOptions.builder()
+                        .optMeasureNcclLimit(true)
+                        .optTwoShotBytes(1 << 20)
+                        .build()
+                        .measuresNcclLimit(true));
+        assertNotEquals(usual.toString(), always.toString());
     }
 }

@@ -1291,8 +1291,8 @@ class CudaP2pThreadsTest {
         P2pRanks.requireNccl();
         Device[] gpus = IntStream.range(0, worldSize).mapToObj(Device::gpu).toArray(Device[]::new);
         NcclOptions nccl = NcclOptions.builder().optDevices(gpus).build();
-        CudaP2pOptions options = CudaP2pOptions.builder().optNcclOptions(nccl).build();
-        assertTrue(options.measuresNcclLimit());
+        CudaP2pOptions options =
+                CudaP2pOptions.builder().optNcclOptions(nccl).optMeasureNcclLimit(true).build();
         List<ProcessGroup> groups = ProcessGroups.local("cuda_p2p", worldSize, options);
         try {
             run(
