@@ -127,8 +127,9 @@ public final class CudaP2pOptions extends BackendOptions {
      *
      * @param multicast whether NCCL may reduce within NVSwitches (NVLS)
      */
-    public boolean measuresNcclLimit(boolean multicast) {
-        return values.oneShotBytes == null
+    public boolean measuresNcclLimit(int worldSize, boolean multicast) {
+        return worldSize > 1
+                && values.oneShotBytes == null
                 && values.twoShotBytes == null
                 && values.measureNcclLimit.isYes(multicast);
     }

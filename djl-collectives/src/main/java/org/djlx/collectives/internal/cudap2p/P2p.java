@@ -223,7 +223,9 @@ final class P2p {
             if (problem == null) {
                 parts.agreeOnKernels(context);
                 boolean compares =
-                        nccl.connectsEarly() && options.measuresNcclLimit(mayMulticast(device));
+                        nccl.connectsEarly()
+                                && options.measuresNcclLimit(
+                                        context.worldSize(), mayMulticast(device));
                 parts.compareGpus(context, device, compares);
                 p2p = new P2p(context, options, device, group, parts);
                 group.extend(p2p.queue);

@@ -188,16 +188,17 @@ class CudaP2pOptionsTest {
     @Test
     void theLimitAgainstNcclIsMeasuredIfNcclMayUseMulticast() {
         CudaP2pOptions usual = CudaP2pOptions.builder().build();
-        assertTrue(usual.measuresNcclLimit(true));
-        assertFalse(usual.measuresNcclLimit(false));
+        assertTrue(usual.measuresNcclLimit(2, true));
+        assertFalse(usual.measuresNcclLimit(2, false));
         CudaP2pOptions always = CudaP2pOptions.builder().optMeasureNcclLimit(true).build();
-        assertTrue(always.measuresNcclLimit(false));
+        assertTrue(always.measuresNcclLimit(2, false));
+        assertFalse(always.measuresNcclLimit(1, true));
         assertFalse(
                 CudaP2pOptions.builder()
                         .optMeasureNcclLimit(true)
                         .optTwoShotBytes(1 << 20)
                         .build()
-                        .measuresNcclLimit(true));
+                        .measuresNcclLimit(2, true));
         assertNotEquals(usual.toString(), always.toString());
     }
 }
