@@ -306,8 +306,10 @@ __device__ __forceinline__ void wide_matmul(const WideMatmul& args) {
 WIDE_MATMUL(64, 64, 2)
 WIDE_MATMUL(64, 128, 2)
 WIDE_MATMUL(64, 224, 1)
+WIDE_MATMUL(64, 224, 2)
 #if WEIGHT_BITS == 16
 WIDE_MATMUL(128, 64, 2)
 WIDE_MATMUL(128, 128, 2)
 WIDE_MATMUL(128, 224, 1)
+WIDE_MATMUL(128, 224, 2)
 #endif
