@@ -11,10 +11,13 @@ import static org.djlx.bench.GpuBenchRow.OURS_APART;
 
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.DataType;
 import ai.djl.ndarray.types.Shape;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.SplittableRandom;
 import java.util.function.IntConsumer;
 import java.util.function.IntFunction;
 import java.util.function.Supplier;
@@ -23,13 +26,15 @@ import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.UsageCounter;
+import org.djlx.fusedops.VariableAllToAll;
 import org.djlx.fusedops.cost.Path;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
  * An operation at one size in bfloat16: its contenders, and the expected result. A is (m, k) and
- * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements.
+ * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements; of an expert
+ * exchange m are the tokens of all ranks, n their elements, and k the experts of a token.
  *
  * @param path the forced path of a fused operator; null if the operator chooses
  * @param bytes for all-reduce and broadcast the size of the tensor; for all-gather and
@@ -46,9 +51,12 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         broadcast,
         allGatherMatmul,
         matmulReduceScatter,
-        allReduceRmsNorm
+        allReduceRmsNorm,
+        expertExchange
     }
 
+    private static final int EXPERTS = 128; // at most, of an expert exchange; as in Qwen3-MoE
+    private static final int ALIGNMENT = 8; // of an expert's rows
     private static final float EPSILON = 1e-5f; // of an RMSNorm
     private static final int WARM_UP = 200; // calls; a column reports the first calls
     private static final int TIMED = 5; // calls per round
@@ -64,6 +72,10 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
 
     static GpuBenchCase fused(Operation operation, int m, int n, int k) {
         return new GpuBenchCase(operation, null, 0, m, n, k);
+    }
+
+    static GpuBenchCase experts(int tokens, int hidden, int chosen) {
+        return new GpuBenchCase(Operation.expertExchange, null, 0, tokens, hidden, chosen);
     }
 
     static GpuBenchCase norm(int rows, int hidden) {
@@ -92,6 +104,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
             case allGatherMatmul -> 2 * (mk + kn + mn / worldSize);
             case matmulReduceScatter -> 2 * (mk / worldSize + kn + mn);
             case allReduceRmsNorm -> 2 * (4 * mn + n);
+            case expertExchange -> 4 * mn * k / worldSize;
         };
     }
 
@@ -126,6 +139,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
                     case allGatherMatmul -> addGather(rank, turns, contenders);
                     case matmulReduceScatter -> addScatter(rank, turns, contenders);
                     case allReduceRmsNorm -> addNorm(rank, turns, contenders);
+                    case expertExchange -> addExperts(rank, turns, contenders);
                 };
         if (rank.lane().bareLaunch() != null) {
             contenders.put(BARE_LAUNCH, rank.lane().bareLaunch());
@@ -421,6 +435,64 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
             NDArray sum = sum(rank.worldSize(), r -> doubles(rank.input(r, 0, 0, m, n)));
             return norm(sum, residuals.get(0), weights.get(0), epsilon);
         };
+    }
+
+    /**
+     * Adds the way to the experts and back, without experts. A token has a row for each of its
+     * experts, which are random.
+     */
+    private Supplier<NDArray> addExperts(
+            BenchRank rank, int turns, Map<String, Contender> contenders) {
+        int worldSize = rank.worldSize();
+        int own = rank.ours().rank();
+        int tokens = m / worldSize;
+        long rows = (long) tokens * k;
+        long[][] splits = new long[worldSize][];
+        int experts = EXPERTS / worldSize * worldSize;
+        Arrays.setAll(splits, r -> splits(r, tokens, experts));
+        NDManager manager = rank.manager();
+        NDArray sent = manager.create(splits[own]);
+        NDArray routed = manager.zeros(new Shape(2, experts), DataType.INT64);
+        NDArray returned = manager.zeros(new Shape(2, experts), DataType.INT64);
+        NDArray forExperts = rank.empty(capacity(splits), n);
+        List<NDArray> inputs = arrays(turns, i -> rank.input(own, i, 0, rows, n));
+        List<NDArray> backs = arrays(turns, i -> rank.empty(rows, n));
+        IntConsumer exchange =
+                i -> {
+                    VariableAllToAll.allToAllVdev2d(
+                                    rank.ours(), forExperts, inputs.get(i), sent, routed, ALIGNMENT)
+                            .await();
+                    VariableAllToAll.allToAllVdev2dOffset(
+                                    rank.ours(), backs.get(i), forExperts, routed, returned)
+                            .await();
+                };
+        contenders.put(OURS, intoArrays(exchange, backs.get(0)));
+        return () -> doubles(rank.input(own, 0, 0, rows, n));
+    }
+
+    /** Returns the rows of a rank for each expert. */
+    private long[] splits(int rank, int tokens, int experts) {
+        SplittableRandom random = new SplittableRandom(rank);
+        long[] rows = new long[experts];
+        for (int token = 0; token < tokens; token++) {
+            random.ints(0, experts).distinct().limit(k).forEach(expert -> rows[expert]++);
+        }
+        return rows;
+    }
+
+    /** Returns the most rows that a rank receives, padded for each expert. */
+    private static long capacity(long[][] splits) {
+        int experts = splits[0].length;
+        long[] padded = new long[splits.length];
+        for (int expert = 0; expert < experts; expert++) {
+            long rows = 0;
+            for (long[] ofSource : splits) {
+                rows += ofSource[expert];
+            }
+            padded[expert * splits.length / experts] +=
+                    Math.max(1, (rows + ALIGNMENT - 1) / ALIGNMENT) * ALIGNMENT;
+        }
+        return Arrays.stream(padded).max().orElseThrow();
     }
 
     /** Calls a contender with forced fallback, which affects all threads of the process. */

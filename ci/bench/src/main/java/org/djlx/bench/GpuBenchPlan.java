@@ -19,7 +19,8 @@ import org.djlx.fusedops.cost.Path;
 final class GpuBenchPlan {
 
     static final String SHAPES =
-            "tiny,pipelined:tiny,square,512x1024x8192,llama-8b,llama-70b,norms";
+            "tiny,pipelined:tiny,square,512x1024x8192,llama-8b,llama-70b,norms,"
+                    + "experts:512x2048x8,experts:4096x2048x8";
     static final String BYTES =
             "1K,2K,4K,8K,16K,32K,64K,128K,256K,512K,1M,2M,4M,8M,16M,32M,64M,"
                     + "ag:1K,ag:128K,ag:1M,ag:8M,ag:32M,rs:1K,rs:128K,rs:1M,rs:8M,rs:32M,"
@@ -31,6 +32,8 @@ final class GpuBenchPlan {
     private static final Pattern MODEL =
             Pattern.compile("(llama-8b|llama-70b|square)(?::(\\d{1,6})-(\\d{1,6}))?");
     private static final Pattern NORM = Pattern.compile("norm:(\\d{1,6})x(\\d{1,6})");
+    private static final Pattern EXPERTS =
+            Pattern.compile("experts:(\\d{1,6})x(\\d{1,6})x(\\d{1,2})");
     private static final int[] NORM_ROWS = {1, 8, 32, 64};
     private static final int[] NORM_SIZES = {4096, 8192};
     private static final Map<String, Operation> COLLECTIVES =
@@ -88,6 +91,7 @@ final class GpuBenchPlan {
         Matcher model = MODEL.matcher(shape);
         Matcher matcher = SHAPE.matcher(shape);
         Matcher norm = NORM.matcher(shape);
+        Matcher experts = EXPERTS.matcher(shape);
         Optional<Path> path =
                 Stream.of(Path.values()).filter(of -> shape.startsWith(prefix(of))).findFirst();
         if (path.isPresent()) {
@@ -116,12 +120,18 @@ final class GpuBenchPlan {
         } else if (norm.matches()) {
             int rows = size(shape, norm.group(1), 1);
             cases.add(GpuBenchCase.norm(rows, size(shape, norm.group(2), 1)));
+        } else if (experts.matches()) {
+            cases.add(
+                    GpuBenchCase.experts(
+                            size(shape, experts.group(1), worldSize),
+                            size(shape, experts.group(2), 1),
+                            size(shape, experts.group(3), 1)));
         } else {
             refuseIf(
                     !matcher.matches(),
                     ("'%s' is not a shape; give MxNxK such as 512x8192x8192, ag:512x8192x8192 or"
                          + " rs:512x8192x8192 for one operator, llama-8b, llama-70b:16-64 or"
-                         + " square, norms or norm:8x4096")
+                         + " square, norms or norm:8x4096, experts:512x2048x8")
                             .formatted(shape));
             int m = size(shape, matcher.group(2), worldSize);
             int n = size(shape, matcher.group(3), worldSize);

@@ -36,6 +36,7 @@ final class ResultsSection {
                     "reduceScatter", "reduce-scatter",
                     "allToAll", "all-to-all",
                     "broadcast", "broadcast",
+                    "expertExchange", "to experts and back",
                     "allReduce", "all-reduce");
 
     private static final Template TEMPLATE = template();

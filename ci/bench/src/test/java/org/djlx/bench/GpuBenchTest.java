@@ -299,7 +299,8 @@ class GpuBenchTest {
                                 "ag:512x1024x8192",
                                 "llama-8b:16-64",
                                 "square:256-256",
-                                "norm:3x100"),
+                                "norm:3x100",
+                                "experts:64x32x4"),
                         List.of("1K", "ag:2K", "rs:1M", "a2a:4K", "bcast:8K"),
                         2);
         assertEquals(
@@ -320,6 +321,7 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.allGatherMatmul, 256, 8192, 8192),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 256, 8192, 8192),
                         GpuBenchCase.norm(3, 100),
+                        GpuBenchCase.experts(64, 32, 4),
                         allReduce(1024),
                         GpuBenchCase.collective(Operation.allGather, 2048),
                         GpuBenchCase.collective(Operation.reduceScatter, 1 << 20),
@@ -336,7 +338,9 @@ class GpuBenchTest {
                         "3x4x4",
                         "llama-8b:3-3",
                         "llama-8b:0-3",
-                        "norm:0x8")) {
+                        "norm:0x8",
+                        "experts:3x8x2",
+                        "experts:4x8x100")) {
             assertThrows(
                     IllegalArgumentException.class,
                     () -> GpuBenchPlan.cases(List.of(wrong), List.of(), 2),
@@ -459,13 +463,13 @@ class GpuBenchTest {
                 root.execute(
                         "bench-gpu",
                         "--ranks=2",
-                        "--shapes=tiny,pipelined:tiny,norm:2x64",
+                        "--shapes=tiny,pipelined:tiny,norm:2x64,experts:64x32x4",
                         "--bytes=1K,a2a:1K,bcast:1K",
                         "--rounds=1",
                         "--json=" + json);
         assertEquals(0, code, err::toString);
         JsonObject result = JsonParser.parseString(Files.readString(json)).getAsJsonObject();
-        assertEquals(8, result.getAsJsonArray("rows").size());
+        assertEquals(9, result.getAsJsonArray("rows").size());
         for (JsonElement row : result.getAsJsonArray("rows")) {
             assertTrue(row.getAsJsonObject().getAsJsonObject("replay").has("ours"), row::toString);
             assertFalse(row.getAsJsonObject().getAsJsonObject("notes").has("ours"), row::toString);
