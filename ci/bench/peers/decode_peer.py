@@ -61,7 +61,8 @@ class Llama(torch_peer.Rank):
             return {"micros": self.decoding(case["batch"], case["method"])}
 
     def decoding(self, batch, method):
-        graph = self.capture(self.step(batch, method), 1)
+        step = self.step(batch, method)  # It holds the arrays that the graph uses.
+        graph = self.capture(step, 1)
         self.barrier()
         micros = self.times(graph.replay)
         self.barrier()  # Then no rank reads another's buffers any more.
