@@ -20,8 +20,8 @@
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
-#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it; then, with one rank, without
-#     PyTorch and with fp8 weights and cache, and int4 weights for few sequences, into FILE-fp8.json and FILE-int4.json.
+#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it; then without PyTorch and
+#     with fp8 weights and cache, into FILE-fp8.json; on one GPU also with int4 weights for few sequences, into FILE-int4.json.
 #     Without GPUs, a tiny model on 2 CPU ranks, then `ci/bench.sh llama-cpp` if npm is installed
 #     DJLX_CLASS_PATH names the class path of a build made elsewhere: ci/ and Java are then enough
 #   ci/bench.sh read
@@ -197,10 +197,10 @@ bench_decode() {
   done
   "$root/ci/bench/run.sh" bench-decode "${all[@]}" "${torch[@]}" --json="$json" || status=$?
   if ((count > 0)); then
-    # Weights of 8 and 4 bits need one rank; those of 4 bits are for few sequences.
-    [[ $ranks == 1 && " ${args[*]}" != *" --quantize"* && " ${args[*]}" != *" --kv-cache-dtype"* ]] || return "$status"
+    [[ " ${args[*]}" != *" --quantize"* && " ${args[*]}" != *" --kv-cache-dtype"* ]] || return "$status"
     "$root/ci/bench/run.sh" bench-decode "${all[@]}" --quantize=fp8 --kv-cache-dtype=fp8 --json="${json%.json}-fp8.json" ||
       status=$?
+    [[ $ranks == 1 ]] || return "$status" # Weights of 4 bits are for few sequences on one GPU.
     few=("${all[@]/#$batches/--batches=1,8,32}")
     few=("${few[@]/#$clients/--clients=1,8}")
     "$root/ci/bench/run.sh" bench-decode "${few[@]}" --quantize=int4 --json="${json%.json}-int4.json" || status=$?

@@ -104,13 +104,17 @@ abstract class ArrayOps implements LayerOps<Operand> {
 
     @Override
     public void projectBack(Operand x, ModelWeights.Linear linear) {
-        NDArray sum =
-                divided && linear.isFusible()
-                        ? FusedOps.matmulReduceScatter(
-                                x.elements(), linear.weight(), ReduceOp.SUM, 0, model.group())
-                        : divided ? sum(multiply(x, linear)) : multiplyAndAdapt(x, linear);
+        NDArray sum = divided ? multiplyAndScatter(x, linear) : multiplyAndAdapt(x, linear);
         boolean biased = linear.bias() != null && (divided || model.group().rank() == 0);
         setPartial(biased ? sum.addi(linear.bias()) : sum);
+    }
+
+    /** Multiplies rows of all tokens, and returns this rank's rows of the sum over all ranks. */
+    NDArray multiplyAndScatter(Operand x, ModelWeights.Linear linear) {
+        return linear.isFusible()
+                ? FusedOps.matmulReduceScatter(
+                        x.elements(), linear.weight(), ReduceOp.SUM, 0, model.group())
+                : sum(multiply(x, linear));
     }
 
     /** Multiplies rows of all tokens, and adds their adapters. */
@@ -133,23 +137,19 @@ abstract class ArrayOps implements LayerOps<Operand> {
 
     /** Multiplies all tokens by this rank's columns of the weight, and adds the bias. */
     final NDArray columnParallel(Operand x, ModelWeights.Linear linear) {
-        NDArray product;
-        if (divided && linear.isFusible()) {
-            List<NDArray> products =
-                    FusedOps.allGatherMatmul(
-                                    x.elements(), linear.weights(), 0, model.group(), false)
-                            .outputs();
-            product =
-                    products.size() == 1
-                            ? products.get(0)
-                            : NDArrays.concat(new NDList(products), 1);
-        } else {
-            product =
-                    divided
-                            ? multiply(new Operand(model.gather(x.elements())), linear)
-                            : multiplyAndAdapt(x, linear);
-        }
+        NDArray product = divided ? gatherAndMultiply(x, linear) : multiplyAndAdapt(x, linear);
         return linear.bias() == null ? product : product.addi(linear.bias());
+    }
+
+    /** Gathers the rows of all tokens, and multiplies them, without the bias. */
+    NDArray gatherAndMultiply(Operand x, ModelWeights.Linear linear) {
+        if (!linear.isFusible()) {
+            return multiply(new Operand(model.gather(x.elements())), linear);
+        }
+        List<NDArray> products =
+                FusedOps.allGatherMatmul(x.elements(), linear.weights(), 0, model.group(), false)
+                        .outputs();
+        return products.size() == 1 ? products.get(0) : NDArrays.concat(new NDList(products), 1);
     }
 
     /** Returns the sum over all ranks; with sequence parallelism, only this rank's rows. */

@@ -4,6 +4,8 @@ package org.djlx.llm.ops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
+import java.util.function.Function;
+import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
@@ -38,6 +40,50 @@ final class CudaOps extends ArrayOps {
     }
 
     @Override
+    NDArray gatherAndMultiply(Operand x, ModelWeights.Linear linear) {
+        if (!x.isE4m3()) {
+            return dense(linear, of -> super.gatherAndMultiply(x, of));
+        }
+        return FusedOps.allGatherScaledMatmul(
+                        x.elements(),
+                        List.of(linear.quantized().operand(scope())),
+                        x.scales(),
+                        List.of(linear.quantized().operandScales(scope())),
+                        0,
+                        model.group(),
+                        false)
+                .outputs()
+                .get(0);
+    }
+
+    @Override
+    NDArray multiplyAndScatter(Operand rows, ModelWeights.Linear linear) {
+        Operand x = gpu.forMatmul(rows);
+        if (!x.isE4m3()) {
+            return dense(linear, of -> super.multiplyAndScatter(x, of));
+        }
+        return FusedOps.scaledMatmulReduceScatter(
+                x.elements(),
+                linear.quantized().operand(scope()),
+                x.scales(),
+                linear.quantized().operandScales(scope()),
+                ReduceOp.SUM,
+                0,
+                model.group());
+    }
+
+    /** Calls an operator with a projection in 16 bits; a copy in 16 bits is freed afterwards. */
+    private NDArray dense(
+            ModelWeights.Linear linear, Function<ModelWeights.Linear, NDArray> operator) {
+        if (linear.quantized() == null) {
+            return operator.apply(linear);
+        }
+        try (NDManager temporary = scope().newSubManager()) {
+            return operator.apply(gpu.dequantized(linear, temporary));
+        }
+    }
+
+    @Override
     Operand norm(NDArray rows, NDArray weight) {
         return gpu.rmsNorm(rows, weight);
     }
@@ -53,10 +99,16 @@ final class CudaOps extends ArrayOps {
     public Operand projectGated(
             NDArray postNorm, NDArray norm, ModelWeights.Linear gateUp, LayerConfig.Mlp mlp) {
         Operand x = addAndNorm(postNorm, norm);
-        if (divided && gateUp.bias() == null && gateUp.quantized() == null) {
+        if (divided && gateUp.bias() == null && !x.isE4m3()) {
             return new Operand(
-                    FusedOps.allGatherGated(
-                            x.elements(), gateUp.weight(), gpu::activate, model.group()));
+                    dense(
+                            gateUp,
+                            of ->
+                                    FusedOps.allGatherGated(
+                                            x.elements(),
+                                            of.weight(),
+                                            gpu::activate,
+                                            model.group())));
         }
         return gpu.siluAndMul(columnParallel(x, gateUp));
     }

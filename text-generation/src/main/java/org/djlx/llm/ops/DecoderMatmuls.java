@@ -236,8 +236,9 @@ final class DecoderMatmuls {
         }
 
         /**
-         * Computes this rank's partial sum, which is added to the residual stream next. An e4m3
-         * product by cuBLASLt without a bias is left unscaled; {@link #scales} then has its scales.
+         * Computes this rank's partial sum, which is added to the residual stream next. With one
+         * rank, an e4m3 product by cuBLASLt without a bias is left unscaled; {@link #scales} then
+         * has its scales.
          */
         void multiplyToPartial(NDArray x, ModelWeights.Linear linear) {
             int depth = (int) x.getShape().get(1);
@@ -246,7 +247,8 @@ final class DecoderMatmuls {
             ModelWeights.Linear own = group.rank() == 0 ? linear : linear.withBias(null);
             int hidden = config.hiddenSize();
             boolean usesCublas = large && !usesWideMatmul(hidden, hidden);
-            if (usesCublas && own.quantized() != null && own.bias() == null) {
+            boolean isAlone = group.worldSize() == 1;
+            if (isAlone && usesCublas && own.quantized() != null && own.bias() == null) {
                 long to = Torch.dataPointer(partial);
                 scales = gpu.multiplyUnscaled(e4m3(x, depth), own.quantized(), to, hidden);
             } else {

@@ -219,11 +219,6 @@ public final class ModelKernels implements AutoCloseable {
                 "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
                 device);
         Required.check(
-                ranks == 1 || quantization == Quantization.NONE,
-                "%s weights on GPUs need 1 rank, not %d; use one GPU, or no quantization",
-                quantization,
-                ranks);
-        Required.check(
                 !fp8 || config.type() == ScalarType.BFLOAT16,
                 "fp8 weights need a model in bfloat16, not in %s; set the data type bfloat16",
                 config.type());
@@ -379,27 +374,35 @@ public final class ModelKernels implements AutoCloseable {
             return x.elements().matMul(linear.weight());
         }
         NDManager step = x.elements().getManager();
-        long depth = weights.inputs();
-        long width = weights.outputs();
-        if (weights.format().quantization() == Quantization.INT4) {
-            try (NDArray wide = Torch.empty(step, new Shape(width, depth), config.type());
-                    NDArray transposed = wide.transpose()) {
-                quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));
-                return x.elements().matMul(transposed);
+        if (!hasE4m3Prefill) {
+            try (NDManager temporary = step.newSubManager()) {
+                return x.elements().matMul(dequantized(linear, temporary).weight());
             }
         }
-        try (Operand temporary = x.isE4m3() ? null : toE4m3(x.elements())) {
-            QuantizeKernels.Matrix of = (temporary == null ? x : temporary).matrix();
-            NDArray product = Torch.empty(step, new Shape(of.rows(), width), config.type());
-            multiply(of, weights, Torch.dataPointer(product), width, true);
-            return product;
-        }
+        QuantizeKernels.Matrix of = forMatmul(x).matrix();
+        long width = weights.outputs();
+        NDArray product = Torch.empty(step, new Shape(of.rows(), width), config.type());
+        multiply(of, weights, Torch.dataPointer(product), width, true);
+        return product;
     }
 
-    private Operand toE4m3(NDArray rows) {
-        Operand to = Operand.allocateE4m3(rows.getManager(), rows.getShape());
-        quantize.quantize(Torch.dataPointer(rows), to.matrix());
+    /** Returns the rows as matmuls of prefills take them: in e4m3 if weights are. */
+    Operand forMatmul(Operand x) {
+        if (!hasE4m3Prefill || x.isE4m3()) {
+            return x;
+        }
+        Operand to = Operand.allocateE4m3(x.elements().getManager(), x.elements().getShape());
+        quantize.quantize(Torch.dataPointer(x.elements()), to.matrix());
         return to;
+    }
+
+    /** Returns a projection of 4-bit weights with weights in 16 bits, which the manager owns. */
+    ModelWeights.Linear dequantized(ModelWeights.Linear linear, NDManager manager) {
+        QuantizedMatrix weights = linear.quantized();
+        Shape shape = new Shape(weights.outputs(), weights.inputs());
+        NDArray wide = Torch.empty(manager, shape, config.type());
+        quantize.dequantize(weights.onGpu(), Torch.dataPointer(wide));
+        return new ModelWeights.Linear(wide.transpose(), linear.bias());
     }
 
     /**

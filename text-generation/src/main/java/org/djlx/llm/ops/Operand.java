@@ -8,10 +8,11 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * The input of a projection: contiguous rows, (rows, inputs), in the model's type, or in bytes of
- * e4m3 with a float32 scale for each row, otherwise null. Owns both arrays.
+ * The input of a projection: contiguous rows, (rows, inputs), in the model's type or in e4m3.
+ *
+ * @param scales of rows in e4m3: float32, (rows, 1); otherwise null
  */
-record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
+record Operand(NDArray elements, NDArray scales) {
 
     Operand(NDArray elements) {
         this(elements, null);
@@ -19,8 +20,8 @@ record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
 
     static Operand allocateE4m3(NDManager manager, Shape shape) {
         return new Operand(
-                Torch.empty(manager, shape, ScalarType.UINT8),
-                Torch.empty(manager, new Shape(shape.get(0)), ScalarType.FLOAT32));
+                Torch.empty(manager, shape, ScalarType.FLOAT8_E4M3FN),
+                Torch.empty(manager, new Shape(shape.get(0), 1), ScalarType.FLOAT32));
     }
 
     boolean isE4m3() {
@@ -41,14 +42,6 @@ record Operand(NDArray elements, NDArray scales) implements AutoCloseable {
         elements.attach(manager);
         if (scales != null) {
             scales.attach(manager);
-        }
-    }
-
-    @Override
-    public void close() {
-        elements.close();
-        if (scales != null) {
-            scales.close();
         }
     }
 }

@@ -173,6 +173,20 @@ record QuantizedMatrix(
                 gpu);
     }
 
+    /** Returns a matrix in e4m3 on a GPU as fused operators take it: a view, (inputs, outputs). */
+    NDArray operand(NDManager manager) {
+        long[] sizes = {inputs, outputs};
+        long[] strides = {1, inputs};
+        long offset = weights - memory.address();
+        return Torch.view(manager, memory, offset, sizes, strides, ScalarType.FLOAT8_E4M3FN);
+    }
+
+    /** Returns the scales of the columns of {@link #operand}: a view, (1, outputs). */
+    NDArray operandScales(NDManager manager) {
+        long offset = scales - memory.address();
+        return Torch.view(manager, memory, offset, new Shape(1, outputs), ScalarType.FLOAT32);
+    }
+
     /** Returns the parts as {@link CpuKernels#djlx_cpu_products} takes them; bias is an address. */
     long[] kernelParts(long bias) {
         LongStream.Builder longs = LongStream.builder();

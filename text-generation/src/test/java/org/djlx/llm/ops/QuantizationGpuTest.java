@@ -27,7 +27,6 @@ import org.djlx.llm.model.QuantizedReference;
 import org.djlx.llm.model.TrainedLlama;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
-import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -43,15 +42,19 @@ class QuantizationGpuTest {
     /** In steps of up to 8 rows, or 32, activations have 16 bits: only the weights are rounded. */
     @ParameterizedTest
     @CsvSource({
-        "FP8, BFLOAT16, true",
-        "FP8, BFLOAT16, false",
-        "INT4, BFLOAT16, true",
-        "INT4, FLOAT16, false"
+        "FP8, BFLOAT16, true, 1",
+        "FP8, BFLOAT16, false, 1",
+        "FP8, BFLOAT16, true, 2",
+        "FP8, BFLOAT16, false, 4",
+        "INT4, BFLOAT16, true, 1",
+        "INT4, FLOAT16, false, 1",
+        "INT4, BFLOAT16, true, 2",
+        "INT4, FLOAT16, false, 4"
     })
     void stepsHaveTheLogitsOfRoundedWeights(
-            Quantization quantization, ScalarType type, boolean tied) throws Exception {
+            Quantization quantization, ScalarType type, boolean tied, int ranks) throws Exception {
         int most = ModelKernels.matmulRows(quantization, false);
-        Case of = new Case(quantization, type, tied, most - 2, 1, 1, most, 7, 1);
+        Case of = new Case(quantization, type, tied, ranks, most - 2, 1, 1, most, 7, 1);
         double tolerance = LlamaModelTest.tolerance(of.config);
         double[][] expected = of.expected(quantization);
         float[][] logits = of.logits();
@@ -65,20 +68,34 @@ class QuantizationGpuTest {
     /**
      * A prompt, steps of 16 and of more than 32 rows, and steps after them. With FP8 their
      * activations are rounded to 4 bits, by 2.6 % in the root mean square, in five products of both
-     * layers and in the last one. Projections may have biases.
+     * layers and in the last one. Projections may have biases. The rows of the prompt are divided
+     * among 2 and 4 ranks, but not among 8.
      */
     @ParameterizedTest
     @CsvSource({
-        "FP8, BFLOAT16, true, false, 0.1",
-        "FP8, BFLOAT16, true, true, 0.1",
-        "INT4, BFLOAT16, true, false, 0.02",
-        "INT4, FLOAT16, false, false, 0.005"
+        "FP8, BFLOAT16, true, false, 1, 0.1",
+        "FP8, BFLOAT16, true, true, 1, 0.1",
+        "FP8, BFLOAT16, true, false, 2, 0.1",
+        "FP8, BFLOAT16, true, true, 2, 0.1",
+        "FP8, BFLOAT16, false, true, 4, 0.1",
+        "FP8, BFLOAT16, true, true, 8, 0.1",
+        "INT4, BFLOAT16, true, false, 1, 0.02",
+        "INT4, FLOAT16, false, false, 1, 0.005",
+        "INT4, BFLOAT16, true, true, 2, 0.02",
+        "INT4, FLOAT16, false, false, 2, 0.005",
+        "INT4, BFLOAT16, true, false, 4, 0.02",
+        "INT4, BFLOAT16, false, false, 8, 0.02"
     })
     void promptsAndLargeStepsHaveThemButForRounding(
-            Quantization quantization, ScalarType type, boolean tied, boolean biased, double most)
+            Quantization quantization,
+            ScalarType type,
+            boolean tied,
+            boolean biased,
+            int ranks,
+            double most)
             throws Exception {
         ModelConfig model = LlamaFiles.decodable(type, tied, 16, biased);
-        Case of = new Case(quantization, model, 100, 1, 16, 50, 1);
+        Case of = new Case(quantization, model, ranks, 100, 1, 16, 50, 1);
         float[][] logits = of.logits();
         double[][] rounded = of.expected(quantization);
         double[][] exact = of.expected(Quantization.NONE);
@@ -96,14 +113,53 @@ class QuantizationGpuTest {
     }
 
     /**
+     * Steps of so many sequences of one token each: by decode kernels up to 8 rows, by {@link
+     * WideMatmul} up to 64, by cuBLASLt above. The first have 16-bit activations.
+     */
+    @ParameterizedTest
+    @CsvSource({"1", "2", "4"})
+    void stepsOfAnyNumberOfRowsHaveThemButForRounding(int ranks) throws Exception {
+        ModelConfig model = LlamaFiles.decodable(ScalarType.BFLOAT16, false, 16);
+        int[] rows = {1, 8, 9, 64, 65, 200};
+        int[] chunks = new int[200];
+        Arrays.fill(chunks, 1);
+        Case of = new Case(Quantization.FP8, model, ranks, chunks);
+        LlamaReference reference = of.reference(Quantization.FP8, KvCacheDtype.AUTO);
+        List<TokenBatch> batches = new ArrayList<>();
+        for (int count : rows) {
+            List<TokenBatch.Chunk> step = new ArrayList<>();
+            for (int i = 0; i < count; i++) {
+                int[] tokens = {of.tokens[i]};
+                step.add(QuantizationTest.chunk(i, tokens, 0, LlamaModelTest.slots(i, 1)));
+            }
+            batches.add(new TokenBatch(step));
+        }
+        float[][] logits = logits(of.config, ranks, Quantization.FP8, batches);
+        int next = 0;
+        for (int count : rows) {
+            double error = 0;
+            for (int i = 0; i < count; i++) {
+                double[] expected = reference.logits(new int[] {of.tokens[i]})[0];
+                error += error(expected, logits[next++]) / count;
+            }
+            double most = count <= 8 ? 0.02 : 0.1;
+            String text = ranks + " ranks, " + count + " rows: mean error " + error;
+            System.out.println(text);
+            assertTrue(error < most, text);
+        }
+        assertEquals(next, logits.length);
+    }
+
+    /**
      * Prompts in one prefill, whose last tokens are more rows than the decode kernels take. The
      * logits of another prompt have an error of 1 or more, which alone raises the mean above 0.1.
      */
-    @Test
-    void manyPromptsEndInOnePrefill() throws Exception {
+    @ParameterizedTest
+    @CsvSource({"1", "2", "4", "8"})
+    void manyPromptsEndInOnePrefill(int ranks) throws Exception {
         int[] chunks = new int[16];
         Arrays.fill(chunks, 9);
-        Case of = new Case(Quantization.FP8, ScalarType.BFLOAT16, true, chunks);
+        Case of = new Case(Quantization.FP8, ScalarType.BFLOAT16, true, ranks, chunks);
         List<TokenBatch.Chunk> prompts = new ArrayList<>();
         for (int i = 0; i < chunks.length; i++) { // Each ends where a chunk does.
             int[] tokens = Arrays.copyOf(of.tokens, (i + 1) * 9);
@@ -113,7 +169,7 @@ class QuantizationGpuTest {
         TokenBatch batch = new TokenBatch(prompts);
         assertEquals(List.of(prompts), batch.prefills(true));
         assertTrue(prompts.size() > ModelKernels.matmulRows(of.quantization, false));
-        float[][] logits = logits(of.config, 1, of.quantization, List.of(batch));
+        float[][] logits = logits(of.config, ranks, of.quantization, List.of(batch));
         assertEquals(chunks.length, logits.length);
         double[][] rounded = of.expected(of.quantization);
         double error = 0;
@@ -144,7 +200,7 @@ class QuantizationGpuTest {
         Arrays.fill(chunks, 1);
         chunks[0] = first;
         chunks[1] = second;
-        Case of = new Case(Quantization.NONE, type, true, chunks);
+        Case of = new Case(Quantization.NONE, type, true, ranks, chunks);
         double[][] exact = of.expected(Quantization.NONE);
         double[][] rounded = of.expected(Quantization.NONE, KvCacheDtype.FP8);
         ModelConfig config = ModelConfig.read(directory, null, KvCacheDtype.FP8);
@@ -165,9 +221,11 @@ class QuantizationGpuTest {
     }
 
     /** As {@link QuantizationTest}'s, in bfloat16; steps of one token. */
-    @Test
-    void theLossOfATrainedModelRisesLittle() throws Exception {
+    @ParameterizedTest
+    @CsvSource({"1", "2"})
+    void theLossOfATrainedModelRisesLittle(int ranks) throws Exception {
         P2pRanks.require(1);
+        GpuTests.require(ranks);
         TrainedLlama trained = TrainedLlama.write(directory);
         Map<String, Double> losses = new LinkedHashMap<>();
         for (KvCacheDtype dtype : KvCacheDtype.values()) {
@@ -175,7 +233,7 @@ class QuantizationGpuTest {
             for (Quantization quantization :
                     List.of(Quantization.NONE, Quantization.FP8, Quantization.INT4)) {
                 float[][] logits =
-                        logits(config, 1, quantization, trained.tokens(), trained.chunks());
+                        logits(config, ranks, quantization, trained.tokens(), trained.chunks());
                 losses.put(quantization + "/" + dtype, trained.loss(logits));
             }
         }
@@ -202,19 +260,22 @@ class QuantizationGpuTest {
 
         final ModelConfig config;
         private final Quantization quantization;
+        private final int ranks;
         private final int[] chunks;
         private final int[] tokens;
 
-        Case(Quantization quantization, ScalarType type, boolean tied, int... chunks)
+        Case(Quantization quantization, ScalarType type, boolean tied, int ranks, int... chunks)
                 throws IOException {
-            this(quantization, LlamaFiles.decodable(type, tied, 16), chunks);
+            this(quantization, LlamaFiles.decodable(type, tied, 16), ranks, chunks);
         }
 
-        Case(Quantization quantization, ModelConfig model, int... chunks) throws IOException {
+        Case(Quantization quantization, ModelConfig model, int ranks, int... chunks)
+                throws IOException {
             P2pRanks.require(1);
             LlamaFiles.write(directory, model, 1);
             config = ModelConfig.read(directory);
             this.quantization = quantization;
+            this.ranks = ranks;
             this.chunks = chunks;
             tokens = new Random(3).ints(Arrays.stream(chunks).sum(), 0, 203).toArray();
         }
@@ -226,25 +287,7 @@ class QuantizationGpuTest {
 
         /** Returns the logits after each chunk, also of keys and values as they are stored. */
         double[][] expected(Quantization of, KvCacheDtype cache) throws IOException {
-            int size = config.headSize();
-            LlamaReference reference =
-                    new LlamaReference(
-                            directory,
-                            (spec, values) -> {
-                                String name = spec.name();
-                                if (name.contains("norm")
-                                        || name.contains("embed_tokens")
-                                        || name.endsWith(".bias")) {
-                                    return values;
-                                }
-                                int depth = (int) spec.shape().get(1);
-                                return QuantizedReference.rounded(values, depth, of);
-                            },
-                            heads ->
-                                    cache == KvCacheDtype.AUTO
-                                            ? heads
-                                            : QuantizedReference.fp8(heads, size));
-            double[][] all = reference.logits(tokens);
+            double[][] all = reference(of, cache).logits(tokens);
             double[][] last = new double[chunks.length][];
             int end = 0;
             for (int i = 0; i < chunks.length; i++) {
@@ -254,9 +297,31 @@ class QuantizationGpuTest {
             return last;
         }
 
+        /** Each rank rounds its own rows, or its own columns of o_proj and down_proj. */
+        LlamaReference reference(Quantization of, KvCacheDtype cache) throws IOException {
+            int size = config.headSize();
+            return new LlamaReference(
+                    directory,
+                    (spec, values) -> {
+                        String name = spec.name();
+                        if (name.contains("norm")
+                                || name.contains("embed_tokens")
+                                || name.endsWith(".bias")) {
+                            return values;
+                        }
+                        boolean byColumns = name.contains("o_proj") || name.contains("down_proj");
+                        int depth = (int) spec.shape().get(1) / (byColumns ? ranks : 1);
+                        return QuantizedReference.rounded(values, depth, of);
+                    },
+                    heads ->
+                            cache == KvCacheDtype.AUTO
+                                    ? heads
+                                    : QuantizedReference.fp8(heads, size));
+        }
+
         /** Returns the logits after each chunk. */
         float[][] logits() throws Exception {
-            return QuantizationGpuTest.this.logits(config, 1, quantization, tokens, chunks);
+            return QuantizationGpuTest.this.logits(config, ranks, quantization, tokens, chunks);
         }
     }
 

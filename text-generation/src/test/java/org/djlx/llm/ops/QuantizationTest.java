@@ -228,9 +228,9 @@ class QuantizationTest {
     @ParameterizedTest
     @CsvSource({
         "INT8, AUTO, BFLOAT16, 1, int8 weights are supported on CPUs only",
-        "INT4, AUTO, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
-        "INT4, FP8, BFLOAT16, 2, 'int4 weights on GPUs need 1 rank, not 2'",
+        "INT8, FP8, BFLOAT16, 2, int8 weights are supported on CPUs only",
         "FP8, AUTO, FLOAT16, 1, fp8 weights need a model in bfloat16",
+        "FP8, AUTO, FLOAT16, 2, fp8 weights need a model in bfloat16",
         "FP8, AUTO, BFLOAT16, 0, fp8 weights are for GPUs; use int8",
         "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
         "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
