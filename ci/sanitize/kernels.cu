@@ -53,7 +53,7 @@ const u64 VDEV_LANES = 2;          // at most
 // What the Java host takes for granted.
 static_assert(sizeof(Launch) == (kernels::MAX_RANKS + 6) * sizeof(u64), "the struct of AllReduceKernels");
 static_assert(sizeof(kernels::Entered) == (kernels::MAX_RANKS + 3) * sizeof(u64), "the struct of SignalKernels");
-static_assert(sizeof(Rows) == 7 * sizeof(u64), "the members of RmsNormKernels.Rows");
+static_assert(sizeof(Rows) == 8 * sizeof(u64), "the members of RmsNormKernels.Rows");
 
 struct ReducedType : Type {
   const void* all_reduce[4];  // the kernel of each algorithm; null where there is none
@@ -586,7 +586,7 @@ struct NormTensors {
     typedef u32* Pointer;
     return {type,
             {(Pointer)new_residual.address(), (Pointer)norm.address(), (Pointer)partial.address(), (Pointer)residual.address(),
-             (Pointer)weight.address(), rows, hidden}};
+             (Pointer)weight.address(), rows, hidden, nullptr}};
   }
 
   bool has(const NormValues& values, const std::string& name) const {
@@ -699,7 +699,7 @@ void load_kernels(int gpus) {
                                  (const void*)kernels::all_to_all_vdev_4, (const void*)kernels::all_to_all_vdev_1}) {
         check(cudaFuncGetAttributes(&unused, kernel), "cudaFuncGetAttributes");
       }
-      alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1}}, PATIENCE);
+      alone.enqueue(0, NormCall{type, {nullptr, nullptr, nullptr, nullptr, nullptr, 0, 1, nullptr}}, PATIENCE);
     }
     if (!alone.finish()) exit(WRONG);
   }

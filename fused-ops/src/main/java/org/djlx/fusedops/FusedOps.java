@@ -504,6 +504,29 @@ public final class FusedOps {
     }
 
     /**
+     * As {@link #allReduceRmsNorm(NormedResidual, NDArray, NDArray, NDArray, float, ProcessGroup)},
+     * but rounds the norm to e4m3 as well, for a matmul of float8 matrices. The norm is first
+     * rounded to the element type; the scale of a row is its largest magnitude divided by 448.
+     *
+     * <p>On GPUs of compute capability 8.0 or later, for rows of at most 47 KiB in float16 or
+     * bfloat16, of a multiple of 8 elements. Others are refused.
+     *
+     * @param outputs the arrays for the new residual, and for the norm in {@link
+     *     ScalarType#FLOAT8_E4M3FN}
+     * @param scales the array for the scales, contiguous, of shape (…, 1) in float32
+     */
+    public static void allReduceRmsNorm(
+            NormedResidual outputs,
+            NDArray scales,
+            NDArray partial,
+            NDArray residual,
+            NDArray weight,
+            float epsilon,
+            ProcessGroup group) {
+        AllReduceRmsNormPlan.run(outputs, scales, partial, residual, weight, epsilon, group);
+    }
+
+    /**
      * {@return whether {@link #allReduceRmsNorm(NDArray, NDArray, NDArray, float, ProcessGroup)}
      * runs as one kernel; the same on all ranks}
      *

@@ -5,7 +5,7 @@ import ai.djl.ndarray.NDArray;
 
 /**
  * The result of {@link FusedOps#allReduceRmsNorm}. Both arrays have the shape and type of the
- * partial.
+ * partial, except for a norm in e4m3.
  */
 public final class NormedResidual {
 

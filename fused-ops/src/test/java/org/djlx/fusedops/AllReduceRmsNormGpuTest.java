@@ -116,6 +116,91 @@ class AllReduceRmsNormGpuTest {
         expect(0, 2L * cases.size(), group -> cases.forEach(one -> one.check(group, 2)));
     }
 
+    /**
+     * Norms in e4m3 have the bits of the 16-bit norm rounded by libtorch: in one kernel, and after
+     * an all-reduce of its own. The second call of a shape overwrites the partial.
+     */
+    @Test
+    void normsInE4m3() {
+        List<Shape> shapes =
+                List.of(
+                        new Shape(1, 4096),
+                        new Shape(64, 2048),
+                        new Shape(2, 3, 40),
+                        new Shape(200, 104),
+                        new Shape(3, 12_032),
+                        new Shape(3000, 8),
+                        new Shape(300, 4096)); // too large for one kernel
+        runWithManager(
+                options(),
+                (group, manager) -> {
+                    for (ScalarType type : List.of(ScalarType.FLOAT16, ScalarType.BFLOAT16)) {
+                        for (Shape shape : shapes) {
+                            checkE4m3(group, manager, type, shape);
+                        }
+                    }
+                    NDArray odd = Torch.cast(manager.ones(new Shape(2, 12)), ScalarType.FLOAT16);
+                    NDArray weight = Torch.cast(manager.ones(new Shape(12)), ScalarType.FLOAT16);
+                    NormedResidual outputs = e4m3(manager, odd, odd.getShape());
+                    NDArray scales = manager.zeros(new Shape(2, 1));
+                    Exception e =
+                            assertThrows(
+                                    IllegalArgumentException.class,
+                                    () ->
+                                            FusedOps.allReduceRmsNorm(
+                                                    outputs, scales, odd, odd, weight, 0, group));
+                    assertTrue(e.getMessage().contains("rows of 12 FLOAT16"), e::toString);
+                });
+    }
+
+    private static NormedResidual e4m3(NDManager manager, NDArray residual, Shape shape) {
+        return new NormedResidual(residual, Torch.empty(manager, shape, ScalarType.FLOAT8_E4M3FN));
+    }
+
+    private static void checkE4m3(
+            ProcessGroup group, NDManager manager, ScalarType type, Shape shape) {
+        long hidden = shape.getLastDimension();
+        int rows = (int) (shape.size() / hidden);
+        NDArray partial = TestArrays.random(manager, type, shape, 60 + group.rank());
+        NDArray residual = TestArrays.random(manager, type, shape, 59);
+        NDArray weight = TestArrays.random(manager, type, new Shape(hidden), 58);
+        NormedResidual wide = FusedOps.allReduceRmsNorm(partial, residual, weight, 1e-5f, group);
+        float[] norm =
+                TestArrays.awaited(Torch.cast(wide.norm(), ScalarType.FLOAT32)).toFloatArray();
+        float[] factors = new float[rows];
+        for (int i = 0; i < norm.length; i++) {
+            int row = (int) (i / hidden);
+            factors[row] = Math.max(factors[row], Math.abs(norm[i]));
+        }
+        for (int i = 0; i < norm.length; i++) {
+            norm[i] *= 448 / factors[(int) (i / hidden)];
+        }
+        double[] expected =
+                TestArrays.values(
+                        Torch.cast(
+                                Torch.cast(manager.create(norm), ScalarType.FLOAT8_E4M3FN),
+                                ScalarType.FLOAT32));
+        long[] sizes = shape.getShape().clone();
+        sizes[sizes.length - 1] = 1;
+        NDArray scales = manager.zeros(new Shape(sizes));
+        NDArray sum = Torch.empty(manager, shape, type);
+        for (NDArray to : new NDArray[] {sum, partial}) {
+            NormedResidual outputs = e4m3(manager, to, shape);
+            FusedOps.allReduceRmsNorm(outputs, scales, partial, residual, weight, 1e-5f, group);
+            String name = type + " " + shape;
+            assertArrayEquals(
+                    expected,
+                    TestArrays.values(Torch.cast(outputs.norm(), ScalarType.FLOAT32)),
+                    name);
+            float[] actual = TestArrays.awaited(scales).toFloatArray();
+            for (int row = 0; row < rows; row++) {
+                assertEquals(factors[row] / 448, actual[row], name + ", row " + row);
+            }
+            assertArrayEquals(
+                    TestArrays.values(wide.residual()), TestArrays.values(to), name + ": sum");
+        }
+    }
+
     @Test
     void noRows() {
         P2pRanks.requireNccl();

@@ -141,6 +141,31 @@ class AllReduceRmsNormTest {
                 });
     }
 
+    /** Only kernels of GPUs round norms to e4m3. */
+    @Test
+    void rejectsNormsInE4m3() {
+        LocalRanks.run(
+                2,
+                group -> {
+                    try (NDManager manager = NDManager.newBaseManager("PyTorch")) {
+                        Shape shape = new Shape(2, 8);
+                        NDArray a = Torch.empty(manager, shape, ScalarType.BFLOAT16);
+                        NDArray weight = Torch.empty(manager, new Shape(8), ScalarType.BFLOAT16);
+                        NDArray bytes =
+                                Torch.empty(manager, new Shape(20), ScalarType.FLOAT8_E4M3FN);
+                        NDArray norm = Torch.narrow(bytes, 0, 0, 16).reshape(shape);
+                        NDArray scales = manager.ones(new Shape(2, 1));
+                        NormedResidual outputs = new NormedResidual(a, norm);
+                        assertRejected(
+                                () ->
+                                        FusedOps.allReduceRmsNorm(
+                                                outputs, scales, a, a, weight, 0, group),
+                                "allReduceRmsNorm: rows of 8 BFLOAT16 on cpu",
+                                "e4m3");
+                    }
+                });
+    }
+
     private static void into(
             ProcessGroup group, NDArray a, NDArray weight, NormedResidual outputs, String text) {
         assertRejected(

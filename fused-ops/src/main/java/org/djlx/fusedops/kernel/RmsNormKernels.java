@@ -24,7 +24,8 @@ import org.djlx.nativeops.torch.ScalarType;
 
 /**
  * Launches the kernels of {@code all_reduce_rms_norm.cu} on one rank's GPU: all-reduce, residual
- * and RMSNorm in one kernel, and residual and RMSNorm alone. Not thread-safe.
+ * and RMSNorm in one kernel, and residual and RMSNorm alone; the norm in the element type or in
+ * e4m3. Not thread-safe.
  */
 public final class RmsNormKernels implements KernelLauncher {
 
@@ -48,6 +49,8 @@ public final class RmsNormKernels implements KernelLauncher {
     private final CudaModule module;
     private final Map<ScalarType, CudaKernel> exchanging;
     private final Map<ScalarType, CudaKernel> adding;
+    private final Map<ScalarType, CudaKernel> exchangingToE4m3;
+    private final Map<ScalarType, CudaKernel> addingToE4m3;
     private final KernelArguments arguments = new KernelArguments();
     private final OneShotLaunch launch = new OneShotLaunch();
 
@@ -63,6 +66,8 @@ public final class RmsNormKernels implements KernelLauncher {
         module = compiler.load(device, SOURCE, ranks(worldSize));
         exchanging = module.kernels("all_reduce_rms_norm");
         adding = module.kernels("add_rms_norm");
+        exchangingToE4m3 = module.kernels("all_reduce_rms_norm_e4m3");
+        addingToE4m3 = module.kernels("add_rms_norm_e4m3");
     }
 
     /**
@@ -83,16 +88,32 @@ public final class RmsNormKernels implements KernelLauncher {
      * one row.
      *
      * @param newResidual the new residual; may be the partial
+     * @param scales of the rows of a norm in e4m3, in float32; 0 for a norm in the element type
      */
     public record Rows(
             long newResidual,
             long norm,
+            long scales,
             long partial,
             long residual,
             long weight,
             ScalarType type,
             long rows,
-            long hidden) {}
+            long hidden) {
+
+        /** Rows whose norm has the element type. */
+        public Rows(
+                long newResidual,
+                long norm,
+                long partial,
+                long residual,
+                long weight,
+                ScalarType type,
+                long rows,
+                long hidden) {
+            this(newResidual, norm, 0, partial, residual, weight, type, rows, hidden);
+        }
+    }
 
     private static long rowBytes(ScalarType type, long hidden) {
         return (hidden * type.itemSize() + PACK - 1) / PACK * PACK;
@@ -104,6 +125,11 @@ public final class RmsNormKernels implements KernelLauncher {
      */
     public boolean isSupported(ScalarType type, long hidden) {
         return adding.containsKey(type) && hidden <= MAX_ROW / type.itemSize();
+    }
+
+    /** Returns whether there is a kernel that rounds the norm of a type to e4m3. */
+    public boolean roundsToE4m3(ScalarType type) {
+        return addingToE4m3.containsKey(type);
     }
 
     /**
@@ -128,7 +154,7 @@ public final class RmsNormKernels implements KernelLauncher {
         put(of).add(epsilon).add(launch.of(slots, buffers.rank(), operation.timeout()));
         try (P2pStream current = buffers.currentStream(operation)) {
             LaunchSize size = size(blocks, of);
-            exchanging
+            (of.scales == 0 ? exchanging : exchangingToE4m3)
                     .get(of.type())
                     .launch(
                             streams.get(),
@@ -145,7 +171,9 @@ public final class RmsNormKernels implements KernelLauncher {
         put(of).add(epsilon);
         LaunchSize size = size(blocks, of);
         boolean recorded = stream.isCapturing();
-        adding.get(of.type()).launch(stream, recorded ? size.asDependent() : size, arguments);
+        (of.scales == 0 ? adding : addingToE4m3)
+                .get(of.type())
+                .launch(stream, recorded ? size.asDependent() : size, arguments);
         if (recorded) {
             stream.keepAlive(used);
         }
@@ -161,7 +189,8 @@ public final class RmsNormKernels implements KernelLauncher {
                 .put("residual", of.residual)
                 .put("weight", of.weight)
                 .put("rows", of.rows)
-                .put("hidden", of.hidden);
+                .put("hidden", of.hidden)
+                .put("scales", of.scales);
     }
 
     private static LaunchSize size(int blocks, Rows of) {

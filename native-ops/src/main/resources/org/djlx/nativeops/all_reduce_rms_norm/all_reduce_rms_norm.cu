@@ -5,6 +5,8 @@
 //   residual = residual + sum, in float32, rounded
 //   norm     = residual / sqrt(mean(residual^2) + epsilon) * weight, in float32, rounded
 //
+// The kernels with e4m3 in their names then round the norm to e4m3, with a scale for each row (e4m3_row.cuh).
+//
 // Memory: the slots and epochs of one-shot all-reduces (one_shot.cuh); a row takes whole packs of a slot. Shared memory: the new
 // residual of a row, in whole packs.
 // Synchronisation: each thread polls for the peers' packs with the indices that it pushed itself. No block waits for another block of
@@ -26,23 +28,28 @@
 #define RANKS 2
 #endif
 #include "block_sum.cuh"
+#include "e4m3_row.cuh"
 #include "one_shot.cuh"
 #include "rms_norm.cuh"
 
-// Arrays of `rows` x `hidden` elements; the weight is one row. The new residual may overwrite the partial.
+static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps");
+
+// Arrays of `rows` x `hidden` elements; the weight is one row. The new residual may overwrite the partial. Rows in e4m3 have a
+// multiple of 8 elements.
 template <typename T>
 struct Rows {
   typename T::Bits* new_residual;
-  typename T::Bits* norm;
+  void* norm;
   const typename T::Bits* partial;
   const typename T::Bits* residual;
   const typename T::Bits* weight;
   u64 rows;
   u64 hidden;
+  float* scales;  // of the norm's rows in e4m3
 };
 
 // EXCHANGE: the kernel all-reduces the ranks' partials; otherwise the partial is already the sum.
-template <typename T, bool EXCHANGE>
+template <typename T, bool EXCHANGE, bool E4M3>
 __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, const Launch& launch) {
   extern __shared__ uint4 values[];
   __shared__ float sums[2][NORM_THREADS / WARP];
@@ -89,26 +96,36 @@ __device__ __forceinline__ void normalize(const Rows<T>& args, float epsilon, co
     good = __syncthreads_and(good);
     if (EXCHANGE && row + gridDim.x >= args.rows) launch_dependents();
     float scale = norm_scale(sum_of_warps(sums[parity], blockDim.x / WARP), args.hidden, epsilon);
+    u32 most = 0;
     for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-      store_pack<T>(args.norm + begin, args.hidden, i, normalize_pack<T>(values[i], scale, weight));
+      uint4 norm = normalize_pack<T>(values[i], scale, weight);
+      if (E4M3) {
+        values[i] = norm;
+        most = most_of<T>(most, norm);
+      } else {
+        store_pack<T>((typename T::Bits*)args.norm + begin, args.hidden, i, norm);
+      }
       weight = load(args.weight, i + blockDim.x);
     }
+    if (E4M3) round_row<T>(values, packs, most, (uint2*)args.norm + row * packs, args.scales + row);
   }
   if (EXCHANGE) end_epoch(launch, epoch);
 }
 
-#define RMS_NORM(name, T)                                                                                           \
+#define RMS_NORM(name, T, E4M3)                                                                                      \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS) all_reduce_rms_norm_##name(                            \
       const __grid_constant__ Rows<T> args, float epsilon, const __grid_constant__ Launch launch) {                   \
-    normalize<T, true>(args, epsilon, launch);                                                                        \
+    normalize<T, true, E4M3>(args, epsilon, launch);                                                                  \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS)                                                        \
       add_rms_norm_##name(const __grid_constant__ Rows<T> args, float epsilon) {                                      \
-    normalize<T, false>(args, epsilon, Launch{});                                                                     \
+    normalize<T, false, E4M3>(args, epsilon, Launch{});                                                               \
   }
 
-RMS_NORM(float32, Float32)
-RMS_NORM(float16, Float16)
+RMS_NORM(float32, Float32, false)
+RMS_NORM(float16, Float16, false)
 #ifdef HAS_BFLOAT16
-RMS_NORM(bfloat16, Bfloat16)
+RMS_NORM(bfloat16, Bfloat16, false)
+RMS_NORM(e4m3_float16, Float16, true)
+RMS_NORM(e4m3_bfloat16, Bfloat16, true)
 #endif

@@ -13,14 +13,13 @@
 // Compiled with
 //   ZERO_GROUP  of dequantize_int4 and pack_int4
 #include "block_sum.cuh"
-#include "e4m3.cuh"
+#include "e4m3_row.cuh"
 #include "int4.cuh"
 #include "rms_norm.cuh"
 #include "silu.cuh"
 
 #ifdef HAS_BFLOAT16
 
-const int ROW_THREADS = 512;    // the most threads of a row that becomes e4m3
 static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps of both");
 const int GROUP_THREADS = 256;  // of a block of groups
 const int BLOCK = 32;           // numbers of a block with a scale and a zero
@@ -49,37 +48,6 @@ struct Normed {
   float epsilon;
 };
 
-// Rounds a row in shared memory to e4m3. `most`: the bits of the largest magnitude of a thread's elements; NaN is larger than all
-// numbers.
-template <typename T>
-__device__ __forceinline__ void round_row(const uint4* row, u32 packs, u32 most, void* quantized, float* scales) {
-  __shared__ u32 of_warps[ROW_THREADS / WARP];
-  u32 lane = threadIdx.x % WARP;
-  most = __reduce_max_sync(~0u, most);
-  if (lane == 0) of_warps[threadIdx.x / WARP] = most;
-  __syncthreads();
-  most = __reduce_max_sync(~0u, lane < blockDim.x / WARP ? of_warps[lane] : 0);
-  float largest = __uint_as_float(most), inverse = inverse_scale(largest);
-  if (threadIdx.x == 0) scales[blockIdx.x] = largest / E4M3_MAX;
-  for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
-    FloatPack<T> x;
-    x.set(row[i]);
-    u32 words[2] = {};
-#pragma unroll
-    for (int e = 0; e < Pack<T>::COUNT; e += 2) words[e / 4] |= to_e4m3(x.values[e] * inverse, x.values[e + 1] * inverse) << e % 4 * 8;
-    ((uint2*)quantized)[(u64)blockIdx.x * packs + i] = make_uint2(words[0], words[1]);
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ u32 most_of(u32 most, const uint4& pack) {
-  FloatPack<T> x;
-  x.set(pack);
-#pragma unroll
-  for (int e = 0; e < Pack<T>::COUNT; e++) most = max(most, magnitude_bits(x.values[e]));
-  return most;
-}
-
 // One block per row.
 template <typename T, bool GATED>
 __device__ __forceinline__ void quantize_fp8(const Quantized& args) {
@@ -100,7 +68,7 @@ __device__ __forceinline__ void quantize_fp8(const Quantized& args) {
     most = most_of<T>(most, x.vector);
     row[i] = x.vector;
   }
-  round_row<T>(row, packs, most, args.quantized, args.scales);
+  round_row<T>(row, packs, most, (uint2*)args.quantized + (u64)blockIdx.x * packs, args.scales + blockIdx.x);
 }
 
 // One block per row, of as many threads as add_rms_norm has: the sum of squares has the same bits.
@@ -134,7 +102,7 @@ __device__ __forceinline__ void norm_fp8(const Normed& args) {
     row[i] = normalize_pack<T>(row[i], scale, ((const uint4*)args.weight)[i]);
     most = most_of<T>(most, row[i]);
   }
-  round_row<T>(row, packs, most, args.quantized, args.scales);
+  round_row<T>(row, packs, most, (uint2*)args.quantized + (u64)blockIdx.x * packs, args.scales + blockIdx.x);
 }
 
 // One warp per set, a group; a lane has the numbers of two adjacent bytes.

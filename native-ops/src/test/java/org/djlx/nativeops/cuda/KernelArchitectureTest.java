@@ -148,9 +148,12 @@ class KernelArchitectureTest {
         collectives.addAll(
                 List.of("gather_packs", "gather_bytes", "exchange_packs", "exchange_bytes"));
         sources.put("collectives/collectives.cu", collectives);
-        sources.put(
-                "all_reduce_rms_norm/all_reduce_rms_norm.cu",
-                names(List.of("all_reduce_rms_norm", "add_rms_norm"), types));
+        List<String> norms = List.of("all_reduce_rms_norm", "add_rms_norm");
+        Set<String> normalizing = names(norms, types);
+        if (bfloat16) {
+            normalizing.addAll(names(norms, List.of("e4m3_float16", "e4m3_bfloat16")));
+        }
+        sources.put("all_reduce_rms_norm/all_reduce_rms_norm.cu", normalizing);
         sources.put(
                 "all_to_all_vdev/all_to_all_vdev.cu",
                 Set.of("all_to_all_vdev_1", "all_to_all_vdev_4", "all_to_all_vdev_16"));

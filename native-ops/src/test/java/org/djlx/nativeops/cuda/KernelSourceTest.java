@@ -32,6 +32,8 @@ class KernelSourceTest {
                         "signal.cuh",
                         "one_shot.cuh",
                         "block_sum.cuh",
+                        "e4m3.cuh",
+                        "e4m3_row.cuh",
                         "rms_norm.cuh");
         Map.of(
                         "reduce", element,

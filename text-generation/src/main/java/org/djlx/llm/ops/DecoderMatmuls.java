@@ -102,8 +102,9 @@ final class DecoderMatmuls {
         gateUp = rows(manager, maxRows, 2 * inner);
         activated = rows(manager, maxRows, inner);
         int deepest = Math.max(Math.max(hidden, inner), attentionSize);
-        e4m3Rows = Torch.empty(manager, new Shape(maxRows, deepest), ScalarType.UINT8);
-        e4m3Scales = Torch.empty(manager, new Shape(maxRows), ScalarType.FLOAT32);
+        e4m3Rows =
+                Torch.empty(manager, new Shape((long) maxRows * deepest), ScalarType.FLOAT8_E4M3FN);
+        e4m3Scales = Torch.empty(manager, new Shape(maxRows, 1), ScalarType.FLOAT32);
         chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
         List<ModelWeights.Linear> adaptable = Adapters.projections(model);
         IntStream.range(0, adaptable.size()).forEach(i -> projections.put(adaptable.get(i), i));
@@ -324,6 +325,15 @@ final class DecoderMatmuls {
         private NDArray addAndNorm(NDArray weight) {
             int hidden = config.hiddenSize();
             float epsilon = (float) config.epsilon();
+            boolean isRounded = large && weights.format().quantization() != Quantization.NONE;
+            if (group.worldSize() > 1 && isRounded) {
+                NDArray rounded =
+                        Torch.narrow(e4m3Rows, 0, 0, (long) rows * hidden).reshape(rows, hidden);
+                NormedResidual to = new NormedResidual(partial, rounded);
+                NDArray roundedScales = Torch.narrow(e4m3Scales, 0, 0, rows);
+                FusedOps.allReduceRmsNorm(to, roundedScales, partial, sum, weight, epsilon, group);
+                return e4m3Rows;
+            }
             if (group.worldSize() > 1) {
                 NormedResidual to = new NormedResidual(partial, first(norm, rows));
                 FusedOps.allReduceRmsNorm(to, partial, sum, weight, epsilon, group);
@@ -340,7 +350,7 @@ final class DecoderMatmuls {
                             config.type(),
                             rows,
                             hidden);
-            if (weights.format().quantization() == Quantization.NONE || !large) {
+            if (!isRounded) {
                 gpu.norms().add(arrays, epsilon);
                 return norm;
             }

@@ -47,6 +47,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     public static final OpType TYPE = new OpType("allReduceRmsNorm");
 
     private static final String ALGORITHM = Path.FUSED.toString();
+    private static final int E4M3_PACK = 8; // elements that a thread rounds to e4m3 at a time
 
     private final GroupPlans plans;
     private final ScalarType type;
@@ -55,6 +56,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     private final long rows;
     private final boolean[] inPlace; // for each input, whether it is contiguous
     private final NormPath path;
+    private final boolean roundsToE4m3;
     private final TensorTemplate output; // of each result
 
     private record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
@@ -64,8 +66,22 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         }
     }
 
-    /** The destinations of a call's results. */
-    private record Outputs(NormedResidual arrays, long residual, long norm) {}
+    /**
+     * The destinations of a call's results.
+     *
+     * @param scales the address of the scales of a norm in e4m3; 0 if it has the type of the inputs
+     * @param written all arrays
+     */
+    private record Outputs(
+            NormedResidual arrays, long residual, long norm, long scales, NDArray... written) {
+
+        /** Returns all arrays of a call, which a graph keeps. */
+        NDArray[] and(NDArray... inputs) {
+            NDArray[] all = Arrays.copyOf(written, written.length + inputs.length);
+            System.arraycopy(inputs, 0, all, written.length, inputs.length);
+            return all;
+        }
+    }
 
     private interface NormPath {
 
@@ -89,6 +105,20 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         run(
                 checked(partial, residual, weight, epsilon, group),
                 (plan, call) -> plan.runInto(call, outputs));
+    }
+
+    /** Runs a call whose norm is rounded to e4m3. */
+    public static void run(
+            NormedResidual outputs,
+            NDArray scales,
+            NDArray partial,
+            NDArray residual,
+            NDArray weight,
+            float epsilon,
+            ProcessGroup group) {
+        run(
+                checked(partial, residual, weight, epsilon, group),
+                (plan, call) -> plan.runInto(call, outputs, scales));
     }
 
     @SuppressWarnings("try") // the stream is not named in the body
@@ -151,6 +181,9 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         plans = GroupPlans.of(group);
         output = new TensorTemplate(group.device(), shape, type);
         Optional<RmsNormKernels> kernels = kernels(type, rows, hidden, group);
+        roundsToE4m3 =
+                hidden % E4M3_PACK == 0
+                        && kernels.filter(found -> found.roundsToE4m3(type)).isPresent();
         FallbackReason reason = fallbackReason(kernels, type, rows, hidden, group).orElse(null);
         if (reason == null) {
             path = fused(kernels.orElseThrow(), group.requireP2pBuffers());
@@ -210,7 +243,8 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         try {
             norm = output.create(manager);
             NormedResidual outputs = new NormedResidual(sum.array(), norm.array());
-            run(call, new Outputs(outputs, sum.address(), norm.address()));
+            long residual = sum.address();
+            run(call, new Outputs(outputs, residual, norm.address(), 0, sum.array(), norm.array()));
             return outputs;
         } catch (Throwable e) {
             sum.array().close();
@@ -224,20 +258,45 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     /** Checks the output arrays, and enqueues a call that writes to them. */
     private NormedResidual runInto(Call call, NormedResidual outputs) {
         call.checks().checkNotNull("outputs", outputs);
-        long sum = checkOutput(call, "new residual", outputs.residual());
-        long norm = checkOutput(call, "norm", outputs.norm());
+        long sum = checkOutput(call, "new residual", outputs.residual(), shape, type);
+        long norm = checkOutput(call, "norm", outputs.norm(), shape, type);
         if (rows > 0 && sum == norm) {
             throw call.checks().wrong("the new residual and the norm go to the same array");
         }
-        run(call, new Outputs(outputs, sum, norm));
+        run(call, new Outputs(outputs, sum, norm, 0, outputs.residual(), outputs.norm()));
         return outputs;
     }
 
-    private long checkOutput(Call call, String role, NDArray output) {
-        TensorInfo info = call.checks().operand(role, output);
-        call.checks().checkLike(role, output, info, shape, call.partial(), type);
+    /** As {@link #runInto(Call, NormedResidual)}, with a norm in e4m3. */
+    private NormedResidual runInto(Call call, NormedResidual outputs, NDArray scales) {
+        OperandChecks checks = call.checks();
+        if (!roundsToE4m3) {
+            throw checks.wrong(
+                    "rows of %d %s on %s have no kernel that rounds to e4m3: pass no scales, and"
+                            + " a norm of that type",
+                    hidden, type, call.group().device());
+        }
+        checks.checkNotNull("outputs", outputs);
+        long sum = checkOutput(call, "new residual", outputs.residual(), shape, type);
+        long norm = checkOutput(call, "norm", outputs.norm(), shape, ScalarType.FLOAT8_E4M3FN);
+        long[] sizes = shape.getShape().clone();
+        sizes[sizes.length - 1] = 1;
+        long scale = checkOutput(call, "scales", scales, new Shape(sizes), ScalarType.FLOAT32);
+        if (norm % E4M3_PACK != 0) {
+            throw checks.wrong("the address of norm must be a multiple of %d", E4M3_PACK);
+        }
+        NDArray[] written = {outputs.residual(), outputs.norm(), scales};
+        run(call, new Outputs(outputs, sum, norm, scale, written));
+        return outputs;
+    }
+
+    private long checkOutput(
+            Call call, String role, NDArray output, Shape outputShape, ScalarType outputType) {
+        OperandChecks checks = call.checks();
+        TensorInfo info = checks.operand(role, output);
+        checks.checkLike(role, output, info, outputShape, call.partial(), outputType);
         if (!info.isContiguous()) {
-            throw call.checks().wrong("%s must be contiguous", role);
+            throw checks.wrong("%s must be contiguous", role);
         }
         return info.address();
     }
@@ -284,14 +343,14 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                     new RmsNormKernels.Rows(
                             outputs.residual(),
                             outputs.norm(),
+                            outputs.scales(),
                             address(call, partial, 0),
                             address(call, residual, 1),
                             address(call, weight, 2),
                             type,
                             rows,
                             hidden);
-            NormedResidual arrays = outputs.arrays();
-            NDArray[] used = {arrays.residual(), arrays.norm(), partial, residual, weight};
+            NDArray[] used = outputs.and(partial, residual, weight);
             Work work =
                     call.group()
                             .execute(
@@ -310,7 +369,6 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     private NormPath byKernel(RmsNormKernels kernels, FallbackReason reason) {
         return (call, scope, outputs) -> {
             Usage.count(TYPE, Path.NCCL, reason);
-            NDArray sum = outputs.arrays().residual();
             long sumAddress = outputs.residual();
             if (call.group().worldSize() == 1 && inPlace[0]) {
                 sumAddress = call.inputs().address(0); // The kernel reads it in place.
@@ -323,6 +381,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                     new RmsNormKernels.Rows(
                             outputs.residual(),
                             outputs.norm(),
+                            outputs.scales(),
                             sumAddress,
                             address(call, residual, 1),
                             address(call, weight, 2),
@@ -330,11 +389,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                             rows,
                             hidden),
                     call.epsilon(),
-                    sum,
-                    outputs.arrays().norm(),
-                    call.partial(),
-                    residual,
-                    weight);
+                    outputs.and(call.partial(), residual, weight));
         };
     }
 

@@ -24,7 +24,15 @@ class KernelLayoutTest {
     void normRows() {
         KernelConstants norm = constants("all_reduce_rms_norm/all_reduce_rms_norm.cu");
         assertEquals(
-                List.of("new_residual", "norm", "partial", "residual", "weight", "rows", "hidden"),
+                List.of(
+                        "new_residual",
+                        "norm",
+                        "partial",
+                        "residual",
+                        "weight",
+                        "rows",
+                        "hidden",
+                        "scales"),
                 List.copyOf(norm.struct("Rows").offsets().keySet()));
     }
 
