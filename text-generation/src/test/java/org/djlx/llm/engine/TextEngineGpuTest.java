@@ -156,10 +156,10 @@ class TextEngineGpuTest {
      * to 4 bits. A token's scale of FP8 is its own.
      */
     @ParameterizedTest
-    @CsvSource({"NONE, 0.02", "FP8, 0.1", "INT4, 0.02"})
-    void promptsOfAPrefillHaveTheLogitsOfEachAlone(Quantization quantization, double most)
-            throws Exception {
-        List<ProcessGroup> groups = groups(1);
+    @CsvSource({"NONE, 1, 0.02", "FP8, 1, 0.1", "INT4, 1, 0.02", "FP8, 2, 0.1", "INT4, 2, 0.02"})
+    void promptsOfAPrefillHaveTheLogitsOfEachAlone(
+            Quantization quantization, int ranks, double most) throws Exception {
+        List<ProcessGroup> groups = groups(ranks);
         ModelConfig config = LlamaFiles.decodable(ScalarType.BFLOAT16, true, 16);
         LlamaFiles.write(directory, config, 1);
         int[] lengths = {70, 33, 100, 240};

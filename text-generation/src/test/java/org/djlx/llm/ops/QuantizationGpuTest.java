@@ -18,6 +18,8 @@ import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.safetensors.Safetensors;
+import org.djlx.fusedops.FusedOps;
+import org.djlx.fusedops.UsageCounter;
 import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.LlamaReference;
@@ -169,7 +171,17 @@ class QuantizationGpuTest {
         TokenBatch batch = new TokenBatch(prompts);
         assertEquals(List.of(prompts), batch.prefills(true));
         assertTrue(prompts.size() > ModelKernels.matmulRows(of.quantization, false));
-        float[][] logits = logits(of.config, ranks, of.quantization, List.of(batch));
+        float[][] logits;
+        try (UsageCounter counter = FusedOps.countUsage()) {
+            logits = logits(of.config, ranks, of.quantization, List.of(batch));
+            // Four projections of the first layer, and the keys and values of the last one.
+            long calls = 0;
+            for (org.djlx.fusedops.cost.Path path : org.djlx.fusedops.cost.Path.values()) {
+                calls += counter.calls("allGatherScaledMatmul", path);
+                calls += counter.calls("scaledMatmulReduceScatter", path);
+            }
+            assertEquals(ranks > 1 ? 5L * ranks : 0, calls);
+        }
         assertEquals(chunks.length, logits.length);
         double[][] rounded = of.expected(of.quantization);
         double error = 0;
