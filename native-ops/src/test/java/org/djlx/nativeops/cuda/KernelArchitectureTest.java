@@ -39,6 +39,7 @@ class KernelArchitectureTest {
     private static final String ALL_REDUCE = "all_reduce/all_reduce.cu";
     private static final String DECODER_SOURCE = "decoder/decoder.cu";
     private static final String MATMUL = "decoder/matmul.cu";
+    private static final String EXPERTS = "decoder/experts.cu";
 
     private static final Set<String> DECODER =
             Set.of(
@@ -116,6 +117,11 @@ class KernelArchitectureTest {
             String[] options = {"-DWEIGHT_BITS=4", "-DZERO_GROUP=" + group};
             assertEquals(eightRows, kernels(compiler, architecture, MATMUL, options));
         }
+        for (int rows = 8; rows <= 64; rows *= 2) {
+            assertEquals(
+                    bfloat16 ? experts(rows) : Set.of(),
+                    kernels(compiler, architecture, EXPERTS, "-DROWS=" + rows));
+        }
         for (int bits : new int[] {16, 8, 4}) {
             for (int rows = 8; rows <= (bits == 16 ? 64 : 32); rows *= 2) {
                 assertEquals(
@@ -175,6 +181,7 @@ class KernelArchitectureTest {
                 "decoder/sampling.cu", bfloat16 ? Set.of("decode_top", "decode_sample") : Set.of());
         sources.put("decoder/lora.cu", bfloat16 ? Set.of("lora_shrink", "lora_expand") : Set.of());
         sources.put(MATMUL, bfloat16 ? matmuls(8) : Set.of());
+        sources.put(EXPERTS, bfloat16 ? experts(8) : Set.of());
         List<String> quantizing =
                 List.of(
                         "quantize_fp8",
@@ -201,6 +208,18 @@ class KernelArchitectureTest {
         return IntStream.of(rows == 64 ? new int[] {4, 2, 1} : new int[] {7, 3, 2, 1})
                 .mapToObj(tiles -> name + tiles)
                 .collect(Collectors.toCollection(TreeSet::new));
+    }
+
+    /** The kernels of experts for up to a number of pairs of an expert. */
+    private static Set<String> experts(int rows) {
+        String name = "decode_expert_matmul_" + rows + "_";
+        Set<String> kernels = new TreeSet<>();
+        IntStream.of(rows == 64 ? new int[] {2, 1} : new int[] {3, 2})
+                .forEach(tiles -> kernels.add(name + tiles));
+        if (rows == 8) {
+            kernels.addAll(List.of("decode_route", "decode_combine"));
+        }
+        return kernels;
     }
 
     private static Set<String> names(List<String> kernels, List<String> types) {

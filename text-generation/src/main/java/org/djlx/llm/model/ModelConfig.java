@@ -186,6 +186,11 @@ public record ModelConfig(
                 .orElseThrow();
     }
 
+    /** {@return whether layers have a mixture of experts} */
+    public boolean hasExperts() {
+        return layerConfigs.stream().anyMatch(layer -> layer.mlp().experts() != null);
+    }
+
     /** {@return the rotary embedding of the first layer} */
     public Rope rope() {
         return layer(0).attention().rope();

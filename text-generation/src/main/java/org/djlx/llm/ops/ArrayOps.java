@@ -5,11 +5,15 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDArrays;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.List;
+import java.util.Map;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
+import org.djlx.llm.model.LayerConfig;
+import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
@@ -68,6 +72,9 @@ abstract class ArrayOps implements LayerOps<Operand> {
 
     abstract Operand norm(NDArray rows, NDArray weight);
 
+    /** Returns {@code activation(gates) · values} of rows that hold the gates, then the values. */
+    abstract NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp);
+
     /** The residual stream, and its RMSNorm. */
     record Sum(NDArray residual, Operand norm) {}
 
@@ -115,6 +122,42 @@ abstract class ArrayOps implements LayerOps<Operand> {
                 ? FusedOps.matmulReduceScatter(
                         x.elements(), linear.weight(), ReduceOp.SUM, 0, model.group())
                 : sum(multiply(x, linear));
+    }
+
+    /** {@inheritDoc} The host chooses the experts. */
+    @Override
+    public void experts(
+            NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
+        NDArray x = addAndNorm(postNorm, norm).elements();
+        NDArray all = divided ? model.gather(x) : x;
+        NDArray scores = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
+        Map<Integer, ExpertRouter> routes =
+                ExpertRouter.route(mlp.experts(), scores.toFloatArray());
+        NDManager manager = all.getManager();
+        NDArray sum = manager.zeros(all.getShape());
+        for (Map.Entry<Integer, ExpertRouter> route : routes.entrySet()) {
+            try (NDManager temporary = manager.newSubManager()) {
+                ModelWeights.Mlp expert = layer.mlps().get(route.getKey());
+                ExpertRouter chosen = route.getValue();
+                NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
+                NDArray own = all.get(temporary, rows);
+                NDArray inner = gated(product(own, expert.gateUp()), mlp);
+                boolean isFirst = model.group().rank() == 0; // the rank that adds the bias
+                ModelWeights.Linear down = isFirst ? expert.down() : expert.down().withBias(null);
+                NDArray result =
+                        Torch.cast(product(inner, down), ScalarType.FLOAT32)
+                                .mul(temporary.create(chosen.weights()).expandDims(1));
+                sum.set(rows, sum.get(temporary, rows).add(result));
+            }
+        }
+        NDArray own = Torch.cast(sum, model.config().type());
+        setPartial(divided ? sum(own) : own);
+    }
+
+    /** Multiplies rows of all tokens, and adds the bias. */
+    private static NDArray product(NDArray x, ModelWeights.Linear linear) {
+        NDArray product = linear.multiply(x);
+        return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
     /** Multiplies rows of all tokens, and adds their adapters. */

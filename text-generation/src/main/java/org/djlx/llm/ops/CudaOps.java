@@ -10,8 +10,8 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a prefill on a GPU, by kernels on the current stream. Models with a {@code
- * postNorm} or experts use {@link TorchOps} instead.
+ * The operators of a prefill on a GPU, by kernels on the current stream; experts by libtorch.
+ * Models with a {@code postNorm} use {@link TorchOps} instead.
  */
 final class CudaOps extends ArrayOps {
 
@@ -93,6 +93,11 @@ final class CudaOps extends ArrayOps {
         return divided || model.ranks() == 1
                 ? new Sum(partial, gpu.addRmsNorm(partial, residual, norm))
                 : allReduceAndAdd(residual, partial, norm);
+    }
+
+    @Override
+    NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
+        return gpu.activate(gateUp);
     }
 
     @Override

@@ -245,7 +245,8 @@ final class Decoder implements AutoCloseable {
             CudaDevice device = gpu.device();
             stream = keep(CudaStream.create(device));
             int head = config.headSize();
-            matmuls = new DecoderMatmuls(model, gpu, manager, stream, maxRows, batchInvariant);
+            matmuls =
+                    keep(new DecoderMatmuls(model, gpu, manager, stream, maxRows, batchInvariant));
             qkv = rows((queryHeads + 2 * kvHeads) * head);
             attended = rows(queryHeads * head);
             logits = rows(ranks * vocabularyPart);
@@ -477,8 +478,8 @@ final class Decoder implements AutoCloseable {
     }
 
     /**
-     * The operators of a step that is being recorded. Models that need {@code postNorm} or experts
-     * have no kernels.
+     * The operators of a step that is being recorded. Models that need {@code postNorm} have no
+     * kernels.
      */
     private final class GraphOps implements LayerOps<NDArray> {
 
@@ -562,6 +563,12 @@ final class Decoder implements AutoCloseable {
                                 .put("heads", kvHeads);
                     });
             return attended;
+        }
+
+        @Override
+        public void experts(
+                NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
+            step.experts(norm, layer, mlp, positions);
         }
 
         @Override

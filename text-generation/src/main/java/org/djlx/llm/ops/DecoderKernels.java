@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Consumer;
 import java.util.function.ObjLongConsumer;
+import java.util.stream.IntStream;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -353,18 +354,38 @@ final class DecoderKernels implements AutoCloseable {
     private void addMatmul(CudaModule module, int bits, int[] of) {
         int rows = of[0];
         int tiles = of[1];
-        int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
-        int xTiles = rows / PACK;
-        boolean forGroups = xTiles == 1;
-        int sums = forGroups ? tiles : 0;
-        int scales = bits == 4 ? (tiles + 1) / 2 : 0;
-        int stage = 2 * tiles + xTiles * 16 / bits + scales;
-        int stages = Math.min(of[2], (maxSharedBytes / pack - sums) / stage);
-        if (stages >= MIN_STAGES) {
+        boolean forGroups = rows == PACK;
+        MatmulMemory memory = MatmulMemory.of(rows, tiles, of[2], bits, forGroups, maxSharedBytes);
+        if (memory.isEnough()) {
             CudaKernel kernel = module.kernel("decode_matmul_" + rows + "_" + tiles);
             kernel.allowSharedMemory(maxSharedBytes);
-            int sharedBytes = (stages * stage + sums) * pack;
-            matmuls.add(new Matmul(kernel, bits, rows, tiles, sharedBytes, forGroups));
+            matmuls.add(new Matmul(kernel, bits, rows, tiles, memory.bytes, forGroups));
+        }
+    }
+
+    /** The shared memory of a kernel of matmul.cuh. */
+    record MatmulMemory(int stages, int bytes) {
+
+        /**
+         * As {@code stages} of matmul.cuh computes it.
+         *
+         * @param bits of weights
+         * @param separateSums whether a thread block computes several groups of tiles
+         * @param maxBytes of a thread block
+         */
+        static MatmulMemory of(
+                int rows, int tiles, int maxStages, int bits, boolean separateSums, int maxBytes) {
+            int pack = MATMUL_THREADS * PACK_BYTES; // of all threads
+            int xTiles = rows / PACK;
+            int sums = separateSums ? tiles * xTiles : 0;
+            int scales = bits == 4 ? (tiles + 1) / 2 : 0;
+            int stage = 2 * tiles + xTiles * 16 / bits + scales;
+            int stages = Math.min(maxStages, (maxBytes / pack - sums) / stage);
+            return new MatmulMemory(stages, (stages * stage + sums) * pack);
+        }
+
+        boolean isEnough() {
+            return stages >= MIN_STAGES;
         }
     }
 
@@ -373,12 +394,9 @@ final class DecoderKernels implements AutoCloseable {
     }
 
     /** {@code depths} are the inner dimensions of the matmuls. */
-    static boolean isSupported(CudaDevice device, Model model, int... depths) {
-        boolean packs = true;
-        for (int depth : depths) {
-            packs &= depth % (model.weights.bits() == 8 ? PACK_BYTES : PACK) == 0;
-        }
-        return packs
+    static boolean isSupported(CudaDevice device, Model model, IntStream depths) {
+        int multiple = model.weights.bits() == 8 ? PACK_BYTES : PACK;
+        return depths.allMatch(depth -> depth % multiple == 0)
                 && TYPES.containsKey(model.type)
                 && model.headSize % (2 * PACK) == 0
                 && model.headSize <= MAX_HEAD

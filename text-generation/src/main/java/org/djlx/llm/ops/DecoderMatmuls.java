@@ -17,6 +17,7 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.fusedops.NormedResidual;
 import org.djlx.fusedops.kernel.Product;
 import org.djlx.fusedops.kernel.RmsNormKernels;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.cuda.CudaStream;
@@ -32,13 +33,14 @@ import org.djlx.nativeops.torch.Torch;
  *       cuBLASLt;
  *   <li>few rows, one rank, Hopper: {@link MatmulChain}, in which one kernel computes all matmuls
  *       and norms between two attentions;
- *   <li>otherwise: {@link DecoderKernels#matmul}.
+ *   <li>otherwise: {@link DecoderKernels#matmul};
+ *   <li>experts, in all steps: {@link ExpertKernels}.
  * </ul>
  *
  * <p>Use it on the decoder's thread, while the decoder's stream is torch's current stream: some
  * kernels are launched on the one, some on the other.
  */
-final class DecoderMatmuls {
+final class DecoderMatmuls implements AutoCloseable {
 
     /**
      * The most rows of a step with adapters that {@link DecoderKernels#matmul} multiplies: with 8
@@ -46,13 +48,15 @@ final class DecoderMatmuls {
      */
     private static final int FEW_ROWS = 8;
 
+    private static final int ROUTER_ALIGNMENT = 8; // elements, of a row of logits
+
     private final ModelConfig config;
     private final ProcessGroup group;
     private final ModelWeights weights;
     private final ModelKernels gpu;
     private final DecoderKernels kernels;
     private final CudaStream stream;
-    private final int inner; // of the MLP, on this rank
+    private final int inner; // of MLPs that are no experts, on this rank; 0 without such MLPs
     private final boolean batchInvariant;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
     private final WideMatmul wideMatmul; // null if it does not support the weights or the GPU
@@ -67,8 +71,19 @@ final class DecoderMatmuls {
     private final NDArray e4m3Scales;
     private final NDArray chainArrivals; // counter of the chain's barrier
 
+    private final Optional<Experts> experts; // empty if no layer has experts
+
     // The index of each projection that may have adapters, in an adapter's table.
     private final Map<ModelWeights.Linear, Integer> projections = new IdentityHashMap<>();
+
+    /**
+     * What layers with experts need.
+     *
+     * @param logits of routers, for the maximum number of rows
+     * @param tables the {@link ExpertKernels#table} of each router
+     */
+    private record Experts(
+            ExpertKernels kernels, NDArray logits, Map<ModelWeights.Linear, NDArray> tables) {}
 
     /**
      * Allocates buffers and clears some, on the current stream. The caller synchronizes it before
@@ -92,7 +107,14 @@ final class DecoderMatmuls {
         int ranks = group.worldSize();
         int hidden = config.hiddenSize();
         int attentionSize = model.queryHeads() * config.headSize();
-        inner = config.intermediateSize() / ranks;
+        inner =
+                config.layerConfigs().stream()
+                                .map(LayerConfig::mlp)
+                                .filter(mlp -> mlp.experts() == null)
+                                .mapToInt(LayerConfig.Mlp::intermediateSize)
+                                .max()
+                                .orElse(0)
+                        / ranks;
         chain = ranks > 1 ? null : kernels.chain(hidden, attentionSize, inner);
         for (int i = 0; i < residuals.length; i++) {
             residuals[i] = rows(manager, maxRows, hidden);
@@ -108,6 +130,35 @@ final class DecoderMatmuls {
         chainArrivals = manager.zeros(new Shape(1), DataType.INT32);
         List<ModelWeights.Linear> adaptable = Adapters.projections(model);
         IntStream.range(0, adaptable.size()).forEach(i -> projections.put(adaptable.get(i), i));
+        experts = config.hasExperts() ? Optional.of(experts(manager, maxRows)) : Optional.empty();
+    }
+
+    private Experts experts(NDManager manager, int maxRows) {
+        int count = 0;
+        int chosen = 0;
+        int widest = 0;
+        Map<ModelWeights.Linear, NDArray> tables = new IdentityHashMap<>();
+        for (int i = 0; i < config.layers(); i++) {
+            LayerConfig.Mlp mlp = config.layer(i).mlp();
+            if (mlp.experts() != null) {
+                count = Math.max(count, mlp.experts().count());
+                chosen = Math.max(chosen, mlp.experts().chosen());
+                widest = Math.max(widest, mlp.intermediateSize() / group.worldSize());
+                ModelWeights.Layer layer = weights.layer(i);
+                tables.put(layer.router(), ExpertKernels.table(manager, layer.mlps()));
+            }
+        }
+        int stride = (count + ROUTER_ALIGNMENT - 1) / ROUTER_ALIGNMENT * ROUTER_ALIGNMENT;
+        NDArray logits = rows(manager, maxRows, stride);
+        ExpertKernels expertKernels =
+                new ExpertKernels(
+                        gpu.device(),
+                        config.type(),
+                        manager,
+                        maxRows * chosen,
+                        config.hiddenSize(),
+                        widest);
+        return new Experts(expertKernels, logits, tables);
     }
 
     private NDArray rows(NDManager manager, int rows, int size) {
@@ -174,6 +225,11 @@ final class DecoderMatmuls {
 
     private static long bias(ModelWeights.Linear linear) {
         return linear.bias() == null ? 0 : Torch.dataPointer(linear.bias());
+    }
+
+    @Override
+    public void close() {
+        experts.ifPresent(of -> of.kernels.close());
     }
 
     /** A step that is being recorded or launched. */
@@ -285,9 +341,9 @@ final class DecoderMatmuls {
                 int width) {
             MatmulChain.Norm chainNorm = null;
             NDArray x;
-            NDArray oldSum = sum;
             if (isChained(linear)) {
                 x = partial;
+                NDArray oldSum = sum;
                 chainNorm =
                         new MatmulChain.Norm(
                                 Torch.dataPointer(normWeight),
@@ -295,15 +351,57 @@ final class DecoderMatmuls {
                                 Torch.dataPointer(free),
                                 (float) config.epsilon());
                 sum = free;
+                free(oldSum);
             } else {
-                x = addAndNorm(normWeight);
-                sum = partial;
-                partial = free;
+                x = nextNorm(normWeight);
             }
-            free = spare == null ? oldSum : spare;
-            spare = null;
             shrink(linear, x, config.hiddenSize());
             multiply(gated, out, column, x, linear, width, config.hiddenSize(), chainNorm);
+        }
+
+        /** Returns the norm of the sum of residual stream and partial sum, the next residual. */
+        private NDArray nextNorm(NDArray normWeight) {
+            NDArray oldSum = sum;
+            NDArray x = addAndNorm(normWeight);
+            sum = partial;
+            partial = free;
+            free(oldSum);
+            return x;
+        }
+
+        private void free(NDArray oldSum) {
+            free = spare == null ? oldSum : spare;
+            spare = null;
+        }
+
+        /**
+         * Adds all ranks' partial sums to the residual stream, and computes a mixture of experts of
+         * the RMSNorm of the sum. The result is the new partial sum.
+         *
+         * @param positions the address of an int for each row, negative if the row has no token
+         */
+        void experts(
+                NDArray normWeight, ModelWeights.Layer layer, LayerConfig.Mlp mlp, long positions) {
+            launchChain(); // Experts read normalised rows, which a chain does not store.
+            NDArray x = nextNorm(normWeight);
+            scales = null;
+            int hidden = config.hiddenSize();
+            Experts of = experts.orElseThrow();
+            shrink(layer.router(), x, hidden);
+            multiply(false, of.logits, 0, x, layer.router(), mlp.experts().count(), hidden, null);
+            launchChain();
+            of.kernels.launch(
+                    stream,
+                    rows,
+                    new ExpertKernels.Mixture(
+                            mlp.experts(),
+                            mlp.intermediateSize() / group.worldSize(),
+                            Torch.dataPointer(of.tables.get(layer.router())),
+                            Torch.dataPointer(of.logits),
+                            of.logits.getShape().get(1),
+                            positions,
+                            Torch.dataPointer(x),
+                            Torch.dataPointer(partial)));
         }
 
         /** Launches the first kernel of the next matmul's adapters, if it may have adapters. */

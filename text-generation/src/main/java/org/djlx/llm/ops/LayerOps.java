@@ -38,8 +38,7 @@ interface LayerOps<T> {
 
     /**
      * Computes a mixture of experts, instead of {@link #projectGated} and {@link #projectBack}.
-     * Each rank computes its part of every expert. The host chooses the experts, the same on all
-     * ranks.
+     * Each rank computes its part of every expert, and all ranks choose the same experts.
      */
     default void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {

@@ -6,12 +6,14 @@ import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDList;
 import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
+import java.util.stream.IntStream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
@@ -155,7 +157,11 @@ public final class ModelKernels implements AutoCloseable {
         CompletableFuture<Void> own =
                 DecoderKernels.prepare(gpu, compiler, model(config, ranks, format, batchInvariant));
         CompletableFuture<Void> norms = RmsNormKernels.prepare(gpu, compiler, ranks);
-        return Optional.of(new Compilations(gpu, List.of(own, norms)));
+        List<CompletableFuture<Void>> all = new ArrayList<>(List.of(own, norms));
+        if (config.hasExperts()) {
+            all.add(ExpertKernels.prepare(gpu, compiler, config.type()));
+        }
+        return Optional.of(new Compilations(gpu, all));
     }
 
     /**
@@ -165,12 +171,14 @@ public final class ModelKernels implements AutoCloseable {
      *     <ul>
      *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
      *       <li>float32
-     *       <li>a mixture of experts; GELU; norms after attention or MLP; limited scores or logits
+     *       <li>experts with biases, quantized ones, more than {@link ExpertKernels#MAX_EXPERTS},
+     *           or more than {@link ExpertKernels#MAX_CHOSEN} chosen ones of a token
+     *       <li>GELU; norms after attention or MLP; limited scores or logits
      *       <li>a head size above 128, or not a multiple of 16
      *       <li>a vocabulary of more than {@value DecoderKernels#MAX_TOKENS} tokens
      *       <li>more than 8 query heads for each KV head
-     *       <li>a hidden size, query size of a rank or intermediate size of a rank that is not a
-     *           multiple of 8
+     *       <li>a hidden size, query size of a rank or intermediate size of a rank, also of
+     *           experts, that is not a multiple of 8
      *       <li>no peer access between the ranks
      *     </ul>
      *
@@ -301,14 +309,17 @@ public final class ModelKernels implements AutoCloseable {
 
     private static boolean isSupported(
             ModelConfig config, CudaDevice device, int ranks, WeightFormat format) {
+        IntStream inner =
+                config.layerConfigs().stream()
+                        .mapToInt(layer -> layer.mlp().intermediateSize() / ranks);
+        int queries = config.heads() / ranks * config.headSize();
         return computes(config)
+                && (format.quantization() == Quantization.NONE || !config.hasExperts())
                 && config.vocabularySize() <= DecoderKernels.MAX_TOKENS
                 && DecoderKernels.isSupported(
                         device,
                         model(config, ranks, format, false),
-                        config.hiddenSize(),
-                        config.heads() / ranks * config.headSize(),
-                        config.intermediateSize() / ranks);
+                        IntStream.concat(IntStream.of(config.hiddenSize(), queries), inner));
     }
 
     /** Returns whether the kernels compute all that the configuration describes. */
@@ -324,7 +335,7 @@ public final class ModelKernels implements AutoCloseable {
         return attention.withWindow(0).isPlain(config.headSize(), config.maxLength())
                 && attention.headNorms() != LayerConfig.HeadNorms.ALL_HEADS
                 && layer.mlp().activation() == LayerConfig.Activation.SILU
-                && layer.mlp().experts() == null
+                && (layer.mlp().experts() == null || ExpertKernels.supports(layer.mlp()))
                 && layer.norms() == LayerConfig.Norms.INPUTS;
     }
 

@@ -8,7 +8,6 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.index.NDIndex;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
-import java.util.Map;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.nativeops.torch.BlockMath;
 import org.djlx.nativeops.torch.ScalarType;
@@ -100,7 +99,8 @@ final class TorchOps extends ArrayOps {
         return new Operand(gated(columnParallel(addAndNorm(postNorm, norm), gateUp), mlp));
     }
 
-    private static NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
+    @Override
+    NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp) {
         long inner = gateUp.getShape().get(1) / 2;
         NDArray gate = gateUp.get(new NDIndex().addAllDim().addSliceDim(0, inner));
         NDArray up = gateUp.get(new NDIndex().addAllDim().addSliceDim(inner, 2 * inner));
@@ -128,41 +128,6 @@ final class TorchOps extends ArrayOps {
         Shape shape = new Shape(missing, x.getShape().get(1));
         NDArray zeros = Torch.zeros(x.getManager(), shape, Torch.scalarType(x));
         return NDArrays.concat(new NDList(x, zeros), 0);
-    }
-
-    @Override
-    public void experts(
-            NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
-        NDArray x = addAndNorm(postNorm, norm).elements();
-        NDArray all = divided ? model.gather(x) : x;
-        NDArray scores = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
-        Map<Integer, ExpertRouter> routes =
-                ExpertRouter.route(mlp.experts(), scores.toFloatArray());
-        NDManager manager = all.getManager();
-        NDArray sum = manager.zeros(all.getShape());
-        for (Map.Entry<Integer, ExpertRouter> route : routes.entrySet()) {
-            try (NDManager temporary = manager.newSubManager()) {
-                ModelWeights.Mlp expert = layer.mlps().get(route.getKey());
-                ExpertRouter chosen = route.getValue();
-                NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
-                NDArray own = all.get(temporary, rows);
-                NDArray inner = gated(product(own, expert.gateUp()), mlp);
-                boolean isFirst = model.group().rank() == 0; // the rank that adds the bias
-                ModelWeights.Linear down = isFirst ? expert.down() : expert.down().withBias(null);
-                NDArray result =
-                        Torch.cast(product(inner, down), ScalarType.FLOAT32)
-                                .mul(temporary.create(chosen.weights()).expandDims(1));
-                sum.set(rows, sum.get(temporary, rows).add(result));
-            }
-        }
-        NDArray own = cast(sum);
-        setPartial(divided ? sum(own) : own);
-    }
-
-    /** Multiplies rows of all tokens, and adds the bias. */
-    private static NDArray product(NDArray x, ModelWeights.Linear linear) {
-        NDArray product = linear.multiply(x);
-        return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
     @Override

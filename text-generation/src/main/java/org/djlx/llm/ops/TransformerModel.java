@@ -92,7 +92,16 @@ public abstract sealed class TransformerModel implements AutoCloseable
         long logits = DecoderKernels.MAX_ROWS * (long) config.vocabularySize();
         long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
         long scores = TorchAttention.byteSize(config, ranks, tokens, maxLength);
-        return ((tokens + DecoderKernels.MAX_ROWS) * row + attended) * config.type().itemSize()
+        int chosen =
+                config.layerConfigs().stream()
+                        .map(layer -> layer.mlp().experts())
+                        .mapToInt(experts -> experts == null ? 0 : experts.chosen())
+                        .max()
+                        .orElseThrow();
+        // Results of each chosen expert, in decode steps.
+        long results = DecoderKernels.MAX_ROWS * chosen * (config.hiddenSize() + inner);
+        return ((tokens + DecoderKernels.MAX_ROWS) * row + attended + results)
+                        * config.type().itemSize()
                 + logitBytes
                 + (ModelKernels.computes(config) ? slots : scores);
     }

@@ -13,7 +13,8 @@
  * DecoderMatmuls   the matmuls of decode steps, and the norms between them
  * DenseLayers      projections of encoders, by libtorch or by a kernel for AMX
  * EncoderWeights   reads the weights of an encoder
- * ExpertRouter     chooses the experts of tokens
+ * ExpertKernels    launches the kernels of experts in decode steps
+ * ExpertRouter     chooses the experts of tokens of prompts, and of all tokens without kernels
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
  * LayerOps         the operators of a forward pass

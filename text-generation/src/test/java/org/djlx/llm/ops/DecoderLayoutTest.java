@@ -57,6 +57,22 @@ class DecoderLayoutTest {
     }
 
     @Test
+    void expertKernelsTakeAllRowsAndEachVariant() {
+        assertEquals(ExpertKernels.MAX_PAIRS, DecoderKernels.MAX_ROWS * ExpertKernels.MAX_CHOSEN);
+        KernelConstants.Layout chunk = constants("decoder/experts.cu").struct("ExpertChunk");
+        assertEquals(16, chunk.byteSize()); // an int4
+        assertEquals(
+                List.of("expert", "first", "count", "unused"),
+                List.copyOf(chunk.offsets().keySet()));
+        assertEquals(
+                List.of(8, 16, 32, 64),
+                constants("decoder/experts.cu").calls("EXPERT_MATMUL").stream()
+                        .map(call -> call[0])
+                        .distinct()
+                        .toList());
+    }
+
+    @Test
     void bothMatmulsTakeAnAddend() {
         KernelConstants.Layout few = constants("decoder/matmul.cu").struct("Matmul");
         KernelConstants.Layout many = constants("decoder/wide_matmul.cu").struct("WideMatmul");
@@ -121,6 +137,7 @@ class DecoderLayoutTest {
         for (Class<?> launcher :
                 List.of(
                         DecoderKernels.class,
+                        ExpertKernels.class,
                         LoraKernels.class,
                         MatmulChain.class,
                         QuantizeKernels.class,

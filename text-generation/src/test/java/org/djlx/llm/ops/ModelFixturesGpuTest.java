@@ -20,6 +20,7 @@ import org.djlx.collectives.GpuTests;
 import org.djlx.collectives.NcclOptions;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.safetensors.TensorFiles;
 import org.djlx.llm.files.GgufDirectory;
 import org.djlx.llm.model.LlamaReference;
@@ -33,6 +34,7 @@ import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Models of each architecture on one GPU. */
 @Tag("gpu")
@@ -68,8 +70,8 @@ class ModelFixturesGpuTest {
     /**
      * The bound is twice the largest error of transformers' own bfloat16. In a mixture of experts
      * rounding may choose other experts for a few tokens, which no bound on the largest error
-     * allows for: the median of the steps is compared. The test in float32 above finds a wrong
-     * expert or weight, because mixtures run the same operators in both types.
+     * allows for: the median of the steps is compared. {@link ExpertKernelsGpuTest} finds a wrong
+     * expert or weight.
      */
     @ParameterizedTest
     @MethodSource("names")
@@ -98,8 +100,7 @@ class ModelFixturesGpuTest {
         ModelFixture.write(name, wide, ScalarType.FLOAT32);
         List<float[]> expected = logits(wide, ProcessGroups.local(1), tokens, false);
         ModelFixture.write(name, directory, ScalarType.BFLOAT16);
-        boolean hasKernels =
-                !isMixture(name) && !name.matches("(exaone4|gemma|glm4|granite|olmo).*");
+        boolean hasKernels = !name.matches("(exaone4|gemma|glm4|gpt|granite|olmo).*");
         List<float[]> actual = logits(directory, gpu(), tokens, hasKernels);
         List<Double> errors = new ArrayList<>();
         for (int i = 0; i < expected.size(); i++) {
@@ -121,6 +122,23 @@ class ModelFixturesGpuTest {
         assertTrue(median <= bound / 2, name + " is off by " + median);
         // Twice, and more because the text is six times as long and not only its top is compared.
         assertTrue(isMixture(name) || worst <= 6 * bound, name + " is off by " + worst);
+    }
+
+    /** Each rank has a part of every expert. */
+    @ParameterizedTest
+    @ValueSource(strings = {"mixtral", "qwen3-moe", "qwen3-moe-unnormalized"})
+    void mixturesOnSeveralRanksHaveTheLogProbabilitiesOfTransformers(String name) throws Exception {
+        P2pRanks.require(2);
+        ModelFixture.write(name, directory, ScalarType.BFLOAT16);
+        for (ModelFixture.Case of : ModelFixture.read(name).cases()) {
+            List<ProcessGroup> groups =
+                    ProcessGroups.local("cuda_p2p", 2, P2pRanks.options().build());
+            List<Double> all = ModelFixturesTest.compare(directory, of, groups, 1);
+            Collections.sort(all);
+            double median = all.get(all.size() / 2);
+            System.out.printf("2 ranks %s: %.3f of %.3f%n", name, median, of.bfloat16());
+            assertTrue(median <= 2 * of.bfloat16(), name + " is off by " + median);
+        }
     }
 
     static Stream<String> references() {

@@ -21,6 +21,7 @@ import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
+import org.djlx.collectives.internal.cudap2p.P2pRanks;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.SafetensorsWriter;
 import org.djlx.collectives.safetensors.TensorFiles;
@@ -167,7 +168,22 @@ public class ModelFixturesTest {
         try (TensorFiles files = GgufDirectory.openWeights(directory)) {
             WeightMap.check(config, files);
             List<Double> all = new ArrayList<>();
-            ProcessGroups.run(groups, group -> differences(config, of, group, files, greedy))
+            ProcessGroups.run(
+                            groups,
+                            group -> {
+                                List<Double> own = new ArrayList<>();
+                                Runnable body =
+                                        () ->
+                                                own.addAll(
+                                                        differences(
+                                                                config, of, group, files, greedy));
+                                if (group.worldSize() > 1 && group.device().isGpu()) {
+                                    P2pRanks.run(group, body);
+                                } else {
+                                    body.run();
+                                }
+                                return own;
+                            })
                     .forEach(all::addAll);
             return all;
         } finally {

@@ -1,0 +1,323 @@
+// Mixture of experts of decode steps. The device chooses the experts, so a CUDA graph serves every choice:
+//
+//   decode_route           chooses each row's experts by the router's logits, and sorts the pairs of a row and an expert
+//   decode_expert_matmul   gate and up projection: output[pair] = silu(x gates) * (x values), then the down projection of each pair
+//   decode_combine         adds up the weighted results of each row
+//
+// Pair row * chosen + place stands for the expert with the place-th highest logit of a row. `pairs` lists the pairs of expert 0 in the
+// order of rows, then those of expert 1 and so on. A chunk is a part of this list: up to `chunk_rows` pairs of one expert. Weights of
+// experts without pairs are not read. Pairs of rows without a token, and pairs whose weight rounds to 0, are in no chunk.
+//
+// Invariant: the result of a row depends neither on the other rows nor on their number (matmul.cuh; decode_combine adds in the order
+// of places). `pairs` and chunks are the same in every run.
+// Synchronisation: none between blocks. All kernels wait for their primary. The gate and up projection lets its dependent start only
+// then, so the down projection may read `pairs` and chunks, and load weights, before its own primary has ended.
+//
+// Compiled with ROWS: 8, 16, 32 or 64, the largest number of pairs of a chunk; and with what matmul.cuh says. With 8 it also has
+// decode_route and decode_combine. Needs weights of 16 bits.
+#include "decoder/matmul.cuh"
+
+#ifdef HAS_BFLOAT16
+
+// Pairs of one expert.
+struct ExpertChunk {
+  int expert;
+  int first;  // in `pairs`
+  int count;
+  int unused;
+};
+
+#if ROWS == 8
+
+const int ROUTE_WARPS = 32;
+const int MAX_EXPERTS = 256;
+const int MAX_CHOSEN = 16;            // of a row
+const int MAX_PAIRS = 256 * MAX_CHOSEN;
+const int KEYS = MAX_EXPERTS / WARP;  // of a lane
+
+struct Route {
+  const Bits* logits;    // (rows, experts), rows `stride` elements apart
+  const int* positions;  // of each row; -1: no token
+  float* weights;        // (rows, chosen): factors of the results; 0: the pair is in no chunk
+  int* pairs;
+  ExpertChunk* chunks;
+  int* chunk_count;
+  u64 rows;              // rows * chosen: up to MAX_PAIRS
+  u64 experts;
+  u64 chosen;
+  u64 stride;
+  u64 normalizes;        // 1: softmax over the chosen experts; 0: over all
+  u64 chunk_rows;
+};
+
+// The key of an expert: higher for a higher logit, then for a lower index; never 0. NaN counts as a number.
+__device__ __forceinline__ u32 expert_key(Bits logit, u32 expert) {
+  u32 bits = logit & 0x7fff ? logit : 0;  // -0 equals 0
+  return (bits & 0x8000 ? 0xffff & ~bits : bits | 0x8000) << 16 | (0xffff - expert);
+}
+
+__device__ __forceinline__ u32 expert_of(u32 key) { return 0xffff - (key & 0xffff); }
+
+__device__ __forceinline__ float logit_of(u32 key) {
+  u32 bits = key >> 16;
+  return T::load(bits & 0x8000 ? bits & 0x7fff : 0xffff & ~bits);
+}
+
+// One block of ROUTE_WARPS warps.
+extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(const __grid_constant__ Route args) {
+  __shared__ short experts_of_pairs[MAX_PAIRS];     // -1: in no chunk
+  __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of each expert that a warp has, then those of the warps before it
+  __shared__ u32 offsets[MAX_EXPERTS + 1];          // of each expert: pairs, and in the upper half chunks; then those of experts before
+  launch_dependents();
+  wait_for_primary();
+  u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
+  u32 experts = args.experts, chosen = args.chosen, pairs = args.rows * args.chosen;
+
+  // Step 1: choose experts, a warp for each row. Lane i gets choice i.
+  for (u32 row = warp; row < args.rows; row += ROUTE_WARPS) {
+    const Bits* logits = args.logits + row * args.stride;
+    u32 keys[KEYS], own = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+      u32 expert = i * WARP + lane;
+      keys[i] = expert < experts ? expert_key(logits[expert], expert) : 0;
+    }
+    u32 first = 0;
+    float sum = 0;
+    for (u32 place = 0; place < chosen; place++) {
+      u32 most = 0;
+#pragma unroll
+      for (int i = 0; i < KEYS; i++) most = max(most, keys[i]);
+      most = __reduce_max_sync(~0u, most);
+      if (place == 0) first = most;
+      if (lane == place) own = most;
+#pragma unroll
+      for (int i = 0; i < KEYS; i++) {
+        if (keys[i] != most) continue;
+        keys[i] = 0;
+        if (!args.normalizes) sum += expf(logit_of(most) - logit_of(first));
+      }
+    }
+    float weight = lane < chosen ? expf(logit_of(own) - logit_of(first)) : 0;
+    if (args.normalizes) {
+      sum = weight;
+    } else {
+#pragma unroll
+      for (int i = 0; i < KEYS; i++) sum += keys[i] ? expf(logit_of(keys[i]) - logit_of(first)) : 0;
+    }
+    weight = args.positions[row] < 0 ? 0 : weight / warp_sum(sum);
+    if (lane < chosen) {
+      args.weights[row * chosen + lane] = weight;
+      experts_of_pairs[row * chosen + lane] = weight == 0 ? -1 : (int)expert_of(own);
+    }
+  }
+  __syncthreads();
+
+  // Step 2: count the pairs of each expert. A warp has adjacent pairs.
+  u32 per_warp = (pairs + ROUTE_WARPS * WARP - 1) / (ROUTE_WARPS * WARP) * WARP, warps = (pairs + per_warp - 1) / per_warp;
+  u32 begin = warp * per_warp, end = min(begin + per_warp, pairs);
+  for (u32 i = lane; i < experts; i += WARP) before[warp][i] = 0;
+  __syncwarp();
+  for (u32 base = begin; base < end; base += WARP) {
+    int expert = base + lane < end ? experts_of_pairs[base + lane] : -1;
+    u32 same = __match_any_sync(~0u, expert);
+    if (expert >= 0 && !(same & below)) before[warp][expert] += __popc(same);
+    __syncwarp();
+  }
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < MAX_EXPERTS; i += ROUTE_WARPS * WARP) {
+    u32 count = 0;
+    for (u32 w = 0; w < warps && i < experts; w++) {
+      u32 own = before[w][i];
+      before[w][i] = count;
+      count += own;
+    }
+    offsets[i] = count | (count + (u32)args.chunk_rows - 1) / (u32)args.chunk_rows << 16;
+  }
+  __syncthreads();
+
+  // Step 3: add up the counts of all experts before.
+  if (warp == 0) {
+    u32 own[KEYS], total = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+      own[i] = total;
+      total += offsets[lane * KEYS + i];
+    }
+    u32 sum = total;
+#pragma unroll
+    for (int distance = 1; distance < WARP; distance *= 2) {
+      u32 other = __shfl_up_sync(~0u, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) offsets[lane * KEYS + i] = sum - total + own[i];
+    if (lane == WARP - 1) {
+      offsets[MAX_EXPERTS] = sum;
+      *args.chunk_count = sum >> 16;
+    }
+  }
+  __syncthreads();
+
+  // Step 4: list the pairs, then the chunks.
+  for (u32 base = begin; base < end; base += WARP) {
+    int expert = base + lane < end ? experts_of_pairs[base + lane] : -1;
+    u32 same = __match_any_sync(~0u, expert);
+    if (expert >= 0) args.pairs[(offsets[expert] & 0xffff) + before[warp][expert] + __popc(same & below)] = base + lane;
+    __syncwarp();
+    if (expert >= 0 && !(same & below)) before[warp][expert] += __popc(same);
+    __syncwarp();
+  }
+  int rows = args.chunk_rows;
+  for (u32 i = threadIdx.x; i < experts; i += ROUTE_WARPS * WARP) {
+    int from = offsets[i] & 0xffff, to = offsets[i + 1] & 0xffff;
+    ExpertChunk* chunk = args.chunks + (offsets[i] >> 16);
+    for (; from < to; from += rows) *chunk++ = {(int)i, from, min(rows, to - from), 0};
+  }
+}
+
+struct Combination {
+  Bits* output;          // (rows, width)
+  const Bits* results;   // (rows, chosen, width)
+  const float* weights;  // (rows, chosen); 0: nothing is added
+  u64 chosen;
+  u64 width;             // a multiple of 8
+};
+
+// output[row] = sum over places of weights[row][place] * results[row][place]. Blocks along y have a row each.
+extern "C" __global__ void decode_combine(const __grid_constant__ Combination args) {
+  launch_dependents();
+  wait_for_primary();
+  u32 packs = args.width / PACK, i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= packs) return;
+  const float* weights = args.weights + blockIdx.y * args.chosen;
+  const uint4* results = (const uint4*)args.results + blockIdx.y * args.chosen * packs + i;
+  float sum[PACK] = {};
+#pragma unroll 4
+  for (u32 place = 0; place < args.chosen; place++) {
+    float weight = weights[place];
+    Pack<T> pack;
+    pack.vector = weight == 0 ? zeros() : results[(u64)place * packs];  // otherwise not written
+#pragma unroll
+    for (int e = 0; e < PACK; e++) sum[e] += weight * T::load(pack.elements[e]);
+  }
+  Pack<T> pack;
+#pragma unroll
+  for (int e = 0; e < PACK; e++) pack.elements[e] = T::store(sum[e]);
+  ((uint4*)args.output)[blockIdx.y * (u64)packs + i] = pack.vector;
+}
+
+#endif
+
+struct ExpertMatmul {
+  Bits* output;                // (pairs, width)
+  const Bits* x;               // (pairs / pairs_of_x, depth)
+  const u64* weights;          // addresses: of each expert (width, depth); gated: (2 width, depth), gates then values
+  const ExpertChunk* chunks;
+  const int* chunk_count;
+  const int* pairs;
+  u64 pairs_of_x;              // adjacent pairs that are multiplied by the same row of x
+  u64 width;
+  u64 depth;                   // a multiple of 8
+  u64 gated;                   // 1: the gate and up projection, after decode_route; 0: the down projection after it
+};
+
+// As struct Matmul, for store_sums.
+struct ExpertOutput {
+  Bits* output;
+  const float* scales;
+  const Bits* bias;
+  u64 width;
+  u64 stride;
+  u64 gated;
+};
+
+// The work of matmul(): the groups of the first chunk, then those of the second and so on, of `gridDim.x` blocks in turn.
+struct ExpertWork {
+  const ExpertMatmul& args;
+  u32 groups_of_chunk, groups;  // of all chunks
+
+  struct Group {
+    u32 index, column;
+    int expert, first, count;  // as in ExpertChunk
+  };
+
+  template <int X_TILES>
+  struct Rows {
+    const Bits* x;
+    u32 depth;
+    int rows[X_TILES];  // of x; -1: none
+    __device__ __forceinline__ const Bits* at(int x_tile, u32 k) const { return x + ((u64)rows[x_tile] * depth + k); }
+    __device__ __forceinline__ bool exists(int x_tile) const { return rows[x_tile] >= 0; }
+  };
+
+  struct RowOfPair {
+    const int* pairs;  // of a chunk
+    __device__ __forceinline__ u64 operator()(u32 b) const { return pairs[b]; }
+  };
+
+  // Finds the chunk of a group, if it exists.
+  __device__ __forceinline__ void find(Group& group, u32 columns) const {
+    if (!exists(group)) return;
+    u32 chunk = group.index / groups_of_chunk;
+    int4 found = ((const int4*)args.chunks)[chunk];
+    group.column = (group.index - chunk * groups_of_chunk) * columns;
+    group.expert = found.x;
+    group.first = found.y;
+    group.count = found.z;
+  }
+  __device__ __forceinline__ Group first(u32 columns) {
+    if (args.gated) wait_for_primary();
+    launch_dependents();
+    groups_of_chunk = ((u32)args.width + columns - 1) / columns;
+    groups = groups_of_chunk * *args.chunk_count;
+    Group group = {blockIdx.x, 0, 0, 0, 0};
+    find(group, columns);
+    return group;
+  }
+  __device__ __forceinline__ void advance(Group& group, u32 columns) const {
+    group.index += gridDim.x;
+    find(group, columns);
+  }
+  __device__ __forceinline__ bool exists(const Group& group) const { return group.index < groups; }
+  __device__ __forceinline__ const char* weight(const Group& group) const { return (const char*)args.weights[group.expert]; }
+  __device__ __forceinline__ const float* scales() const { return nullptr; }
+  __device__ __forceinline__ void wait_for_x() const { wait_for_primary(); }
+  template <int X_TILES>
+  __device__ __forceinline__ Rows<X_TILES> rows(const Group& group, u32 row) const {
+    Rows<X_TILES> all = {args.x, (u32)args.depth, {}};
+#pragma unroll
+    for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
+      bool there = exists(group) && x_tile * 8 + (int)row < group.count;
+      all.rows[x_tile] = there ? args.pairs[group.first + x_tile * 8 + row] / (int)args.pairs_of_x : -1;
+    }
+    return all;
+  }
+  __device__ __forceinline__ void store(const Group& group, float (&sum)[4], u32 n, u32 b) const {
+    ExpertOutput output = {args.output, nullptr, nullptr, args.width, args.width, args.gated};
+    store_sums(output, group.count, sum, n, b, RowOfPair{args.pairs + group.first});
+  }
+};
+
+#define EXPERT_MATMUL(rows, weight_tiles, max_stages)                                                    \
+  extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                                    \
+      decode_expert_matmul_##rows##_##weight_tiles(const __grid_constant__ ExpertMatmul args) {          \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, true), true>(ExpertWork{args, 0, 0}); \
+  }
+
+// Pairs of a chunk, weight tiles of a group, maximum number of stages. ExpertKernels of Java reads these lines.
+#if ROWS == 8
+EXPERT_MATMUL(8, 3, 7)
+EXPERT_MATMUL(8, 2, 10)
+#elif ROWS == 16
+EXPERT_MATMUL(16, 3, 6)
+EXPERT_MATMUL(16, 2, 8)
+#elif ROWS == 32
+EXPERT_MATMUL(32, 3, 4)
+EXPERT_MATMUL(32, 2, 6)
+#elif ROWS == 64
+EXPERT_MATMUL(64, 2, 3)
+EXPERT_MATMUL(64, 1, 4)
+#endif
+
+#endif
