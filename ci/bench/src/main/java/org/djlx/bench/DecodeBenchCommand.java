@@ -25,6 +25,7 @@ import java.util.stream.Stream;
 import org.djlx.collectives.launch.cli.Gpus;
 import org.djlx.llm.engine.TextEngine;
 import org.djlx.llm.files.RandomLlama;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
@@ -46,9 +47,9 @@ import picocli.CommandLine.Parameters;
 @Command(
         name = "bench-decode",
         description = {
-            "Measures a Llama: loading, decode steps of full batches, the time to the first token"
-                + " of a long prompt, and streamed answers to clients of its HTTP server. Server"
-                + " and clients share a process and its cores."
+            "Measures a Llama, or a mixture of experts: loading, decode steps of full batches, the"
+                + " time to the first token of a long prompt, and streamed answers to clients of"
+                + " its HTTP server. Server and clients share a process and its cores."
         })
 final class DecodeBenchCommand extends ReportCommand {
 
@@ -210,6 +211,9 @@ final class DecodeBenchCommand extends ReportCommand {
         double readSeconds = readSeconds(files, ranks);
         rates = model.isGpu() ? rates() : null; // before the model takes the memory
         ModelConfig config = ModelConfig.read(directory);
+        refuseIf(
+                python != null && config.hasExperts(),
+                "--torch compares with models without experts; leave it out");
         List<StepRow> steps;
         FirstToken first;
         List<DecodeBench.Row> served;
@@ -253,7 +257,7 @@ final class DecodeBenchCommand extends ReportCommand {
     private Double limit(ModelConfig config, int ranks, int batch) {
         long cached = (long) batch * meanContext();
         long bytes =
-                stepBytes(config, ranks, model.quantization())
+                stepBytes(config, ranks, model.quantization(), batch)
                         + KvCache.byteSize(config, ranks, cached);
         return rates == null ? null : bytes / rates.gigabytesPerSecond() / 1e3;
     }
@@ -290,13 +294,24 @@ final class DecodeBenchCommand extends ReportCommand {
     }
 
     /**
-     * Returns the bytes of weights that a rank reads in a decode step: all except the embedding.
+     * Returns the bytes of weights that a rank reads in a decode step: all except the embedding,
+     * and of experts as many as {@code batch} tokens choose on average, if each token chooses at
+     * random.
      */
-    static long stepBytes(ModelConfig config, int ranks, Quantization quantization) {
+    static long stepBytes(ModelConfig config, int ranks, Quantization quantization, int batch) {
         long hidden = config.hiddenSize();
         long heads = config.heads() / ranks + Math.max(1, config.kvHeads() / ranks);
-        long layer =
-                hidden * (2 * heads * config.headSize() + 3 * config.intermediateSize() / ranks);
+        double layers = 0; // rows of the size `hidden`
+        for (LayerConfig layer : config.layerConfigs()) {
+            LayerConfig.Mlp mlp = layer.mlp();
+            double mlps = 1;
+            if (mlp.experts() != null) {
+                int count = mlp.experts().count();
+                mlps = count * (1 - Math.pow(1 - mlp.experts().chosen() / (double) count, batch));
+                layers += count; // the router
+            }
+            layers += 2 * heads * config.headSize() + mlps * (3 * mlp.intermediateSize() / ranks);
+        }
         long output = hidden * ((config.vocabularySize() + ranks - 1) / ranks);
         long norms = hidden * (2L * config.layers() + 1);
         double bits =
@@ -305,7 +320,7 @@ final class DecodeBenchCommand extends ReportCommand {
                     case FP8, INT8 -> 8;
                     case INT4 -> 4.25;
                 };
-        double weights = (layer * config.layers() + output) * bits / 8;
+        double weights = (hidden * layers + output) * bits / 8;
         return (long) weights + norms * config.type().itemSize();
     }
 

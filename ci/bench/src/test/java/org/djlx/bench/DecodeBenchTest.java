@@ -129,7 +129,7 @@ class DecodeBenchTest {
                         500_000,
                         false,
                         ScalarType.BFLOAT16);
-        assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization));
+        assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization, 8));
     }
 
     @Test

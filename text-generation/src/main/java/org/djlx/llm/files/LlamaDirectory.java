@@ -27,7 +27,10 @@ import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.host.FileWrites;
 import org.djlx.nativeops.torch.ScalarType;
 
-/** Writes the model directory of a Llama with bytes as tokens in Hugging Face's layout. */
+/**
+ * Writes the model directory of a Llama, or of a Qwen 3 with experts in all layers, with bytes as
+ * tokens in Hugging Face's layout.
+ */
 public final class LlamaDirectory {
 
     private static final Gson GSON =
@@ -165,8 +168,17 @@ public final class LlamaDirectory {
 
     private static Map<String, Object> config(ModelConfig config, ByteLevelTokenizer tokenizer) {
         Map<String, Object> json = textTokens(tokenizer);
-        json.put("architectures", List.of("LlamaForCausalLM"));
-        json.put("model_type", "llama");
+        LayerConfig.Experts experts = config.layer(0).mlp().experts();
+        json.put(
+                "architectures",
+                List.of(experts == null ? "LlamaForCausalLM" : "Qwen3MoeForCausalLM"));
+        json.put("model_type", config.modelType());
+        if (experts != null) {
+            json.put("num_experts", experts.count());
+            json.put("num_experts_per_tok", experts.chosen());
+            json.put("norm_topk_prob", experts.normalizes());
+            json.put("moe_intermediate_size", config.intermediateSize());
+        }
         json.put("vocab_size", config.vocabularySize());
         json.put("hidden_size", config.hiddenSize());
         json.put("intermediate_size", config.intermediateSize());

@@ -13,19 +13,23 @@ import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.function.Function;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Rope;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * A model directory of a Llama with random weights, for benchmarks. Closing it, or the end of the
- * JVM, deletes it. All layers have the same weights, because generating weights takes longer than
- * writing them.
+ * A model directory of a Llama, or of a Qwen 3 with experts, with random weights, for benchmarks.
+ * Closing it, or the end of the JVM, deletes it. All layers, and all experts of a layer, have the
+ * same weights, because generating weights takes longer than writing them.
  */
 public final class RandomLlama implements AutoCloseable {
 
@@ -51,7 +55,9 @@ public final class RandomLlama implements AutoCloseable {
                 ScalarType.BFLOAT16,
                 t ->
                         LlamaDirectory.config(
-                                128_256, 4096, 14_336, 32, 32, 8, 8192, 500_000, false, t));
+                                128_256, 4096, 14_336, 32, 32, 8, 8192, 500_000, false, t)),
+        /** The sizes of Qwen 3 30B-A3B, a mixture of experts, with 12 of its 48 layers. */
+        QWEN3_30B_A3B_12L("30b-a3b-12l", ScalarType.BFLOAT16, RandomLlama::qwen3Moe);
 
         private final String text;
         private final ScalarType type;
@@ -78,6 +84,43 @@ public final class RandomLlama implements AutoCloseable {
 
     private RandomLlama(Path directory) {
         this.directory = directory;
+    }
+
+    private static ModelConfig qwen3Moe(ScalarType type) {
+        int head = 128;
+        Rope rope = Rope.of(1_000_000, head);
+        LayerConfig.Attention attention =
+                new LayerConfig.Attention(
+                        rope,
+                        0,
+                        1 / Math.sqrt(head),
+                        0,
+                        false,
+                        false,
+                        LayerConfig.HeadNorms.EACH_HEAD,
+                        false);
+        LayerConfig dense = LayerConfig.llama(rope, head, 768);
+        LayerConfig layer =
+                new LayerConfig(attention, dense.mlp(), dense.norms())
+                        .withExperts(768, new LayerConfig.Experts(128, 8, true));
+        return new ModelConfig(
+                "qwen3_moe",
+                151_936,
+                2048,
+                32,
+                4,
+                head,
+                8192,
+                1e-6,
+                false,
+                List.of(),
+                type,
+                Collections.nCopies(12, layer),
+                1,
+                1,
+                0,
+                false,
+                KvCacheDtype.AUTO);
     }
 
     /**
@@ -144,7 +187,7 @@ public final class RandomLlama implements AutoCloseable {
     }
 
     private static String kind(TensorSpec tensor) {
-        return tensor.name().replaceFirst("\\d+", "");
+        return tensor.name().replaceFirst("layers\\.\\d+", "").replaceFirst("experts\\.\\d+", "");
     }
 
     public Path directory() {
