@@ -21,19 +21,19 @@
 
 // Pairs of one expert.
 struct ExpertChunk {
-  int expert;
-  int first;  // in `pairs`
+  u64 weights[2];  // addresses: gate and up, down
+  int first;       // in `pairs`
   int count;
-  int unused;
 };
 
 #if ROWS == 8
 
-const int ROUTE_WARPS = 32;
-const int MAX_EXPERTS = 256;
-const int MAX_CHOSEN = 16;            // of a row
+const int ROUTE_WARPS = 8;     // each has a row
+const int MAX_EXPERTS = 256;   // a thread each
+const int MAX_CHOSEN = 16;     // of a row
 const int MAX_PAIRS = 256 * MAX_CHOSEN;
 const int KEYS = MAX_EXPERTS / WARP;  // of a lane
+static_assert(MAX_EXPERTS <= ROUTE_WARPS * WARP, "an expert has a thread");
 
 struct Route {
   const Bits* logits;    // (rows, experts), rows `stride` elements apart
@@ -42,6 +42,9 @@ struct Route {
   int* pairs;
   ExpertChunk* chunks;
   int* chunk_count;
+  u32* blocks_ended;     // 0 before and after a launch
+  int* experts_of_pairs; // (rows, chosen): scratch space, if there are several blocks
+  const u64* addresses;  // of weights: gate and up of all experts, then down
   u64 rows;              // rows * chosen: up to MAX_PAIRS
   u64 experts;
   u64 chosen;
@@ -63,18 +66,25 @@ __device__ __forceinline__ float logit_of(u32 key) {
   return T::load(bits & 0x8000 ? bits & 0x7fff : 0xffff & ~bits);
 }
 
-// One block of ROUTE_WARPS warps.
+// Blocks have ROUTE_WARPS rows each. The last block to end lists the pairs of all rows.
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(const __grid_constant__ Route args) {
   __shared__ short experts_of_pairs[MAX_PAIRS];     // -1: in no chunk
+  __shared__ bool is_last;
   __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of each expert that a warp has, then those of the warps before it
   __shared__ u32 offsets[MAX_EXPERTS + 1];          // of each expert: pairs, and in the upper half chunks; then those of experts before
   launch_dependents();
-  wait_for_primary();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
   u32 experts = args.experts, chosen = args.chosen, pairs = args.rows * args.chosen;
+  u64 gate_up = 0, down = 0;  // of the expert that has the thread's index
+  if (threadIdx.x < experts) {
+    gate_up = args.addresses[threadIdx.x];
+    down = args.addresses[experts + threadIdx.x];
+  }
+  wait_for_primary();
 
   // Step 1: choose experts, a warp for each row. Lane i gets choice i.
-  for (u32 row = warp; row < args.rows; row += ROUTE_WARPS) {
+  u32 row = blockIdx.x * ROUTE_WARPS + warp;
+  if (row < args.rows) {
     const Bits* logits = args.logits + row * args.stride;
     u32 keys[KEYS], own = 0;
 #pragma unroll
@@ -108,8 +118,25 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
     weight = args.positions[row] < 0 ? 0 : weight / warp_sum(sum);
     if (lane < chosen) {
       args.weights[row * chosen + lane] = weight;
-      experts_of_pairs[row * chosen + lane] = weight == 0 ? -1 : (int)expert_of(own);
+      int expert = weight == 0 ? -1 : (int)expert_of(own);
+      if (gridDim.x == 1) {
+        experts_of_pairs[row * chosen + lane] = expert;
+      } else {
+        args.experts_of_pairs[row * chosen + lane] = expert;
+      }
     }
+  }
+  if (gridDim.x > 1) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      is_last = atomicAdd(args.blocks_ended, 1) == gridDim.x - 1;
+      if (is_last) *args.blocks_ended = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (u32 i = threadIdx.x; i < pairs; i += ROUTE_WARPS * WARP) experts_of_pairs[i] = args.experts_of_pairs[i];
   }
   __syncthreads();
 
@@ -125,14 +152,14 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
     __syncwarp();
   }
   __syncthreads();
-  for (u32 i = threadIdx.x; i < MAX_EXPERTS; i += ROUTE_WARPS * WARP) {
+  if (threadIdx.x < MAX_EXPERTS) {
     u32 count = 0;
-    for (u32 w = 0; w < warps && i < experts; w++) {
-      u32 own = before[w][i];
-      before[w][i] = count;
+    for (u32 w = 0; w < warps && threadIdx.x < experts; w++) {
+      u32 own = before[w][threadIdx.x];
+      before[w][threadIdx.x] = count;
       count += own;
     }
-    offsets[i] = count | (count + (u32)args.chunk_rows - 1) / (u32)args.chunk_rows << 16;
+    offsets[threadIdx.x] = count | (count + (u32)args.chunk_rows - 1) / (u32)args.chunk_rows << 16;
   }
   __syncthreads();
 
@@ -168,12 +195,10 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
     if (expert >= 0 && !(same & below)) before[warp][expert] += __popc(same);
     __syncwarp();
   }
-  int rows = args.chunk_rows;
-  for (u32 i = threadIdx.x; i < experts; i += ROUTE_WARPS * WARP) {
-    int from = offsets[i] & 0xffff, to = offsets[i + 1] & 0xffff;
-    ExpertChunk* chunk = args.chunks + (offsets[i] >> 16);
-    for (; from < to; from += rows) *chunk++ = {(int)i, from, min(rows, to - from), 0};
-  }
+  if (threadIdx.x >= experts) return;
+  int rows = args.chunk_rows, from = offsets[threadIdx.x] & 0xffff, to = offsets[threadIdx.x + 1] & 0xffff;
+  ExpertChunk* chunk = args.chunks + (offsets[threadIdx.x] >> 16);
+  for (; from < to; from += rows) *chunk++ = {{gate_up, down}, from, min(rows, to - from)};
 }
 
 struct Combination {
@@ -197,7 +222,8 @@ extern "C" __global__ void decode_combine(const __grid_constant__ Combination ar
   for (u32 place = 0; place < args.chosen; place++) {
     float weight = weights[place];
     Pack<T> pack;
-    pack.vector = weight == 0 ? zeros() : results[(u64)place * packs];  // otherwise not written
+    pack.vector = results[(u64)place * packs];
+    if (weight == 0) pack.vector = zeros();  // The result is not written.
 #pragma unroll
     for (int e = 0; e < PACK; e++) sum[e] += weight * T::load(pack.elements[e]);
   }
@@ -212,12 +238,11 @@ extern "C" __global__ void decode_combine(const __grid_constant__ Combination ar
 struct ExpertMatmul {
   Bits* output;                // (pairs, width)
   const Bits* x;               // (pairs / pairs_of_x, depth)
-  const u64* weights;          // addresses: of each expert (width, depth); gated: (2 width, depth), gates then values
   const ExpertChunk* chunks;
   const int* chunk_count;
   const int* pairs;
   u64 pairs_of_x;              // adjacent pairs that are multiplied by the same row of x
-  u64 width;
+  u64 width;                   // a weight has shape (width, depth); gated: (2 width, depth), gates then values
   u64 depth;                   // a multiple of 8
   u64 gated;                   // 1: the gate and up projection, after decode_route; 0: the down projection after it
 };
@@ -232,14 +257,16 @@ struct ExpertOutput {
   u64 gated;
 };
 
-// The work of matmul(): the groups of the first chunk, then those of the second and so on, of `gridDim.x` blocks in turn.
+// The work of matmul(): the groups of the first chunk, then those of the second and so on, adjacent ones of a block, so that most
+// belong to the chunk before.
 struct ExpertWork {
   const ExpertMatmul& args;
-  u32 groups_of_chunk, groups;  // of all chunks
+  u32 end = 0;  // of this block's groups
 
   struct Group {
-    u32 index, column;
-    int expert, first, count;  // as in ExpertChunk
+    u32 index, chunk, column;
+    const char* weight;
+    int first, count;  // as in ExpertChunk
   };
 
   template <int X_TILES>
@@ -256,31 +283,36 @@ struct ExpertWork {
     __device__ __forceinline__ u64 operator()(u32 b) const { return pairs[b]; }
   };
 
-  // Finds the chunk of a group, if it exists.
-  __device__ __forceinline__ void find(Group& group, u32 columns) const {
+  __device__ __forceinline__ explicit ExpertWork(const ExpertMatmul& matmul) : args(matmul) {}
+
+  // Reads the chunk of a group, if the group exists.
+  __device__ __forceinline__ void read_chunk(Group& group) const {
     if (!exists(group)) return;
-    u32 chunk = group.index / groups_of_chunk;
-    int4 found = ((const int4*)args.chunks)[chunk];
-    group.column = (group.index - chunk * groups_of_chunk) * columns;
-    group.expert = found.x;
-    group.first = found.y;
-    group.count = found.z;
+    const ExpertChunk& chunk = args.chunks[group.chunk];
+    group.weight = (const char*)chunk.weights[args.gated ? 0 : 1];
+    group.first = chunk.first;
+    group.count = chunk.count;
   }
   __device__ __forceinline__ Group first(u32 columns) {
     if (args.gated) wait_for_primary();
     launch_dependents();
-    groups_of_chunk = ((u32)args.width + columns - 1) / columns;
-    groups = groups_of_chunk * *args.chunk_count;
-    Group group = {blockIdx.x, 0, 0, 0, 0};
-    find(group, columns);
+    u32 of_chunk = ((u32)args.width + columns - 1) / columns, groups = of_chunk * *args.chunk_count;
+    u32 begin = (u64)groups * blockIdx.x / gridDim.x;
+    end = (u64)groups * (blockIdx.x + 1) / gridDim.x;
+    Group group = {begin, begin / of_chunk, begin % of_chunk * columns, nullptr, 0, 0};
+    read_chunk(group);
     return group;
   }
   __device__ __forceinline__ void advance(Group& group, u32 columns) const {
-    group.index += gridDim.x;
-    find(group, columns);
+    group.index++;
+    group.column += columns;
+    if (group.column < args.width) return;
+    group.column = 0;
+    group.chunk++;
+    read_chunk(group);
   }
-  __device__ __forceinline__ bool exists(const Group& group) const { return group.index < groups; }
-  __device__ __forceinline__ const char* weight(const Group& group) const { return (const char*)args.weights[group.expert]; }
+  __device__ __forceinline__ bool exists(const Group& group) const { return group.index < end; }
+  __device__ __forceinline__ const char* weight(const Group& group) const { return group.weight; }
   __device__ __forceinline__ const float* scales() const { return nullptr; }
   __device__ __forceinline__ void wait_for_x() const { wait_for_primary(); }
   template <int X_TILES>
@@ -302,7 +334,7 @@ struct ExpertWork {
 #define EXPERT_MATMUL(rows, weight_tiles, max_stages)                                                    \
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                                    \
       decode_expert_matmul_##rows##_##weight_tiles(const __grid_constant__ ExpertMatmul args) {          \
-    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, true), true>(ExpertWork{args, 0, 0}); \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, true), true>(ExpertWork(args)); \
   }
 
 // Pairs of a chunk, weight tiles of a group, maximum number of stages. ExpertKernels of Java reads these lines.

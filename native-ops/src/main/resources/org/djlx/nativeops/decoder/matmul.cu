@@ -39,6 +39,8 @@ __device__ __forceinline__ void add_addend(const Matmul& matmul, float (&sum)[4]
 // The work of matmul(): groups of `gridDim.x` blocks in turn.
 struct OneWeight {
   const Matmul& args;
+  const Bits* x;  // as in Rows; read before x is complete, because reading arguments takes time, too
+  u32 depth, batch;
 
   struct Group {
     u32 column;
@@ -52,6 +54,8 @@ struct OneWeight {
     __device__ __forceinline__ bool exists(int x_tile) const { return x_tile * 8 + row < batch; }
   };
 
+  __device__ __forceinline__ explicit OneWeight(const Matmul& matmul)
+      : args(matmul), x(matmul.x + threadIdx.x % WARP / 4 * matmul.depth), depth(matmul.depth), batch(matmul.batch) {}
   __device__ __forceinline__ Group first(u32 columns) const {
     launch_dependents();
     return {blockIdx.x * columns};
@@ -63,11 +67,11 @@ struct OneWeight {
   __device__ __forceinline__ void wait_for_x() const { ::wait_for_x(args.addend); }
   template <int X_TILES>
   __device__ __forceinline__ Rows<X_TILES> rows(const Group&, u32 row) const {
-    return {args.x + row * args.depth, (u32)args.depth, row, (u32)args.batch};
+    return {x, depth, row, batch};
   }
   __device__ __forceinline__ void store(const Group&, float (&sum)[4], u32 n, u32 b) const {
     if (args.addend.elements) add_addend(args, sum, n, b);
-    store_sums(args, args.batch, sum, n, b);
+    store_sums(args, batch, sum, n, b);
   }
 };
 
@@ -75,7 +79,7 @@ struct OneWeight {
   extern "C" __global__ void __launch_bounds__(MATMUL_WARPS* WARP, 1)                          \
       decode_matmul_##rows##_##weight_tiles(const __grid_constant__ Matmul args) {                   \
     const bool separate = rows == 8;                                                           \
-    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, separate), separate>(OneWeight{args}); \
+    matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, separate), separate>(OneWeight(args)); \
   }
 
 // Rows of x, weight tiles of a group, maximum number of stages; measured in docs/design/experiments. DecoderKernels.MATMULS of Java

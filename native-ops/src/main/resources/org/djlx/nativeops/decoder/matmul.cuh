@@ -117,19 +117,19 @@ __device__ __forceinline__ void matmul(W work) {
     next_weight = weight_of(next_group);
   };
   auto has_next = [&] { return SEPARATE_SUMS ? work.exists(next_group) : next_load < loads; };
-  // The next load of x to copy, and its group: after step 2 the same as of weights.
+  // The next load of x to copy, and its group: after step 2 the same as of weights. Without separate sums the group is the only one.
   u32 next_x = 0;
   Group x_group = first_group;
   Rows rows;
   auto x_of = [&](int x_tile, int i) { return (2 * WEIGHT_TILES + x_tile * X_PACKS + i) * WARP; };  // in a stage
   auto end_load_of_x = [&] {
-    if (++next_x < loads || !SEPARATE_SUMS) return;
+    if (!SEPARATE_SUMS || ++next_x < loads) return;
     next_x = 0;
     work.advance(x_group, group_columns);
     rows = work.template rows<X_TILES>(x_group, row);
   };
-  auto copy_x = [&](u32 stage) {
-    u32 byte = byte_of(next_x);
+  auto copy_x = [&](u32 stage, u32 load) {
+    u32 byte = byte_of(load);
 #pragma unroll
     for (int x_tile = 0; x_tile < X_TILES; x_tile++)
 #pragma unroll
@@ -163,7 +163,7 @@ __device__ __forceinline__ void matmul(W work) {
   end_load_of_x();
 #pragma unroll
   for (int stage = 1; stage < STAGES; stage++) {
-    if (SEPARATE_SUMS ? work.exists(x_group) : next_x < loads) copy_x(stage * STAGE);
+    if (SEPARATE_SUMS ? work.exists(x_group) : stage < loads) copy_x(stage * STAGE, SEPARATE_SUMS ? next_x : stage);
     commit_copies();
   }
 #pragma unroll
@@ -222,7 +222,7 @@ __device__ __forceinline__ void matmul(W work) {
       }
       // The stage has been read: refill it.
       if (has_next()) {
-        copy_x(stage);
+        copy_x(stage, next_load);
         copy_weights(stage);
       }
       commit_copies();

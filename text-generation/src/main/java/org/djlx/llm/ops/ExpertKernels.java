@@ -43,7 +43,7 @@ final class ExpertKernels implements AutoCloseable {
     private static final Layout MATMUL = CONSTANTS.struct("ExpertMatmul");
     private static final Layout COMBINATION = CONSTANTS.struct("Combination");
     private static final int WARP = CONSTANTS.value("WARP");
-    private static final int ROUTE_THREADS = CONSTANTS.value("ROUTE_WARPS") * WARP;
+    private static final int ROUTE_ROWS = CONSTANTS.value("ROUTE_WARPS"); // of a block
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int COMBINE_THREADS = 256;
     private static final int PACK = 8; // elements of 16 bytes
@@ -61,7 +61,8 @@ final class ExpertKernels implements AutoCloseable {
     private final CudaKernel combine;
     private final int multiprocessors;
     private final NDArray weights; // of pairs
-    private final NDArray routing; // the number of chunks, the chunks, the pairs
+    private final NDArray
+            routing; // the numbers of chunks and of ended blocks, the chunks, pairs, their experts
     private final NDArray activated; // of pairs
     private final NDArray results; // of pairs
     private final int maxPairs;
@@ -96,8 +97,9 @@ final class ExpertKernels implements AutoCloseable {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         weights = Torch.empty(manager, new Shape(maxPairs), ScalarType.FLOAT32);
         int chunkInts = CHUNK.byteSize() / Integer.BYTES;
-        // The number of chunks takes the room of one, so that the chunks are aligned.
-        routing = manager.zeros(new Shape(1 + 2L * maxPairs, chunkInts), DataType.INT32);
+        // The counters take the room of a chunk, so that the chunks are aligned.
+        Shape ints = new Shape((1L + maxPairs) * chunkInts + 2L * maxPairs);
+        routing = manager.zeros(ints, DataType.INT32);
         activated = Torch.empty(manager, new Shape(maxPairs, inner), type);
         results = Torch.empty(manager, new Shape(maxPairs, hidden), type);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
@@ -211,13 +213,18 @@ final class ExpertKernels implements AutoCloseable {
                 .put("pairs", pairs())
                 .put("chunks", chunks())
                 .put("chunk_count", Torch.dataPointer(routing))
+                .put("blocks_ended", Torch.dataPointer(routing) + Integer.BYTES)
+                .put("experts_of_pairs", pairs() + (long) maxPairs * Integer.BYTES)
+                .put("addresses", of.table)
                 .put("rows", rows)
                 .put("experts", count)
                 .put("chosen", chosen)
                 .put("stride", of.stride)
                 .put("normalizes", of.experts.normalizes() ? 1 : 0)
                 .put("chunk_rows", chunkRows);
-        route.launch(stream, LaunchSize.of(1, ROUTE_THREADS).asDependent(), arguments);
+        LaunchSize routeSize =
+                LaunchSize.of((int) ceilDiv(rows, ROUTE_ROWS), ROUTE_ROWS * WARP).asDependent();
+        route.launch(stream, routeSize, arguments);
         // Chunks, if the experts are chosen at random.
         long expected = Math.min(pairs, count);
         multiply(
@@ -226,7 +233,6 @@ final class ExpertKernels implements AutoCloseable {
                 to ->
                         to.put("output", Torch.dataPointer(activated))
                                 .put("x", of.x)
-                                .put("weights", of.table)
                                 .put("pairs_of_x", chosen)
                                 .put("width", of.inner)
                                 .put("depth", hidden)
@@ -237,7 +243,6 @@ final class ExpertKernels implements AutoCloseable {
                 to ->
                         to.put("output", Torch.dataPointer(results))
                                 .put("x", Torch.dataPointer(activated))
-                                .put("weights", of.table + (long) count * Long.BYTES)
                                 .put("pairs_of_x", 1)
                                 .put("width", hidden)
                                 .put("depth", of.inner)
