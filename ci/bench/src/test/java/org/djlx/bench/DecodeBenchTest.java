@@ -20,6 +20,8 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.llm.files.ByteLevelTokenizer;
 import org.djlx.llm.files.LlamaDirectory;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.nativeops.torch.ScalarType;
@@ -130,6 +132,45 @@ class DecodeBenchTest {
                         false,
                         ScalarType.BFLOAT16);
         assertEquals(bytes, DecodeBenchCommand.stepBytes(config, 1, quantization, 8));
+    }
+
+    /**
+     * Of four experts, each token chooses one: two tokens choose 1.75 different ones on average.
+     */
+    @Test
+    void countsTheExpertsThatTheTokensOfABatchChoose() {
+        ModelConfig dense =
+                LlamaDirectory.config(100, 16, 32, 1, 4, 2, 64, 10_000, false, ScalarType.BFLOAT16);
+        ModelConfig mixture =
+                new ModelConfig(
+                        "mixtral",
+                        100,
+                        16,
+                        4,
+                        2,
+                        4,
+                        64,
+                        1e-6,
+                        false,
+                        List.of(),
+                        ScalarType.BFLOAT16,
+                        List.of(
+                                dense.layer(0)
+                                        .withExperts(32, new LayerConfig.Experts(4, 1, true))),
+                        1,
+                        1,
+                        0,
+                        false,
+                        KvCacheDtype.AUTO);
+        long mlp = 3 * 16 * 32 * 2;
+        long router = 4 * 16 * 2;
+        long others = DecodeBenchCommand.stepBytes(dense, 1, Quantization.NONE, 1) - mlp;
+        assertEquals(
+                others + router + mlp,
+                DecodeBenchCommand.stepBytes(mixture, 1, Quantization.NONE, 1));
+        assertEquals(
+                others + router + mlp * 7 / 4,
+                DecodeBenchCommand.stepBytes(mixture, 1, Quantization.NONE, 2));
     }
 
     @Test

@@ -19,7 +19,11 @@ import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
+import org.djlx.llm.model.KvCacheDtype;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.Rope;
+import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.torch.ScalarType;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
@@ -78,6 +82,53 @@ class RandomLlamaTest {
                     Arrays.equals(
                             values(weights, "model.embed_tokens.weight"),
                             values(weights, "lm_head.weight")));
+        }
+    }
+
+    @Test
+    void writesMixturesOfExperts() throws Exception {
+        LayerConfig dense = SMALL.layer(0);
+        LayerConfig.Attention attention =
+                new LayerConfig.Attention(
+                        Rope.of(10_000, 4),
+                        0,
+                        0.5,
+                        0,
+                        false,
+                        false,
+                        LayerConfig.HeadNorms.EACH_HEAD,
+                        false);
+        LayerConfig layer =
+                new LayerConfig(attention, dense.mlp(), dense.norms())
+                        .withExperts(24, new LayerConfig.Experts(6, 2, true));
+        ModelConfig config =
+                new ModelConfig(
+                        "qwen3_moe",
+                        300,
+                        16,
+                        4,
+                        2,
+                        4,
+                        64,
+                        1e-6,
+                        false,
+                        List.of(),
+                        ScalarType.BFLOAT16,
+                        List.of(layer, layer),
+                        1,
+                        1,
+                        0,
+                        false,
+                        KvCacheDtype.AUTO);
+        try (RandomLlama model = RandomLlama.write(config, folder);
+                Safetensors weights = Safetensors.open(model.directory())) {
+            ModelConfig read = ModelConfig.read(model.directory());
+            assertEquals("qwen3_moe", read.modelType());
+            assertEquals(config.layerConfigs(), read.layerConfigs());
+            WeightMap.check(read, weights);
+            String expert = "model.layers.%d.mlp.experts.%d.up_proj.weight";
+            float[] first = values(weights, expert.formatted(0, 0));
+            assertArrayEquals(first, values(weights, expert.formatted(1, 5)));
         }
     }
 
