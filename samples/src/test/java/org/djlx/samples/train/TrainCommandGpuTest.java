@@ -23,6 +23,7 @@ import picocli.CommandLine;
 
 /** {@code train} on two GPUs. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class TrainCommandGpuTest {
 

@@ -32,6 +32,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** LoRA adapters beside requests that run on the decode kernels. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class AdaptersGpuTest {
 

@@ -35,6 +35,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** Preemption, prefix hits and many sequences with the decode kernels. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class TextEngineCacheGpuTest {
 

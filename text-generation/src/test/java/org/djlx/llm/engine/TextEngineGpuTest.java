@@ -73,6 +73,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** A Llama on GPUs: logits against loops in float64, and text against that of the CPU. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(300)
 class TextEngineGpuTest {
 

@@ -36,6 +36,7 @@ import org.junit.jupiter.params.provider.CsvSource;
 
 /** Logits of a small Llama with quantized weights on GPUs, against loops in float64. */
 @Tag("gpu")
+@Tag("beside")
 @Timeout(120)
 class QuantizationGpuTest {
 
