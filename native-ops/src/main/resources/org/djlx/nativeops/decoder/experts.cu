@@ -1,59 +1,63 @@
-// Mixture of experts of decode steps. The device chooses the experts, so a CUDA graph serves every choice:
+// Mixture of experts in decode steps. The GPU chooses the experts, so one CUDA graph serves every choice. In the order of launches:
 //
-//   decode_route           chooses each row's experts by the router's logits, and sorts the pairs of a row and an expert
-//   decode_expert_matmul   gate and up projection: output[pair] = silu(x gates) * (x values), then the down projection of each pair
-//   decode_combine         adds up the weighted results of each row
+//   decode_route           chooses each row's experts by the router's logits, and lists the pairs of a row and an expert
+//   decode_expert_matmul   gate and up projection of each pair: silu(x gates) * (x values)
+//   decode_expert_matmul   down projection of each pair
+//   decode_combine         adds up each row's results, times the router's weights
 //
-// Pair row * chosen + place stands for the expert with the place-th highest logit of a row. `pairs` lists the pairs of expert 0 in the
-// order of rows, then those of expert 1 and so on. A chunk is a part of this list: up to `chunk_rows` pairs of one expert. Weights of
-// experts without pairs are not read. Pairs of rows without a token, and pairs whose weight rounds to 0, are in no chunk.
+// Pair    number row * chosen + place: a row and its expert with the place-th highest logit
+// pairs   the pairs of expert 0 in the order of rows, then those of expert 1 and so on; without pairs of rows that have no token, and
+//         without pairs whose weight rounds to 0
+// Chunk   up to `chunk_rows` adjacent entries of `pairs`, all of one expert; weights of experts without pairs are not read
 //
-// Invariant: the result of a row depends neither on the other rows nor on their number (matmul.cuh; decode_combine adds in the order
-// of places). `pairs` and chunks are the same in every run.
-// Synchronisation: none between blocks. All kernels wait for their primary. The gate and up projection lets its dependent start only
-// then, so the down projection may read `pairs` and chunks, and load weights, before its own primary has ended.
+// Invariants
+// - The result of a row depends neither on the other rows nor on their number (matmul.cuh; decode_combine adds in the order of places).
+// - `pairs` and chunks are the same in every run.
+// Synchronisation: the last block of decode_route to end lists the pairs of all blocks; otherwise none between blocks. All kernels wait
+// for their primary. The gate and up projection lets its dependent start only after this wait, so the down projection may read `pairs`
+// and chunks, and copy weights, before the gate and up projection has ended.
 //
-// Compiled with ROWS: 8, 16, 32 or 64, the largest number of pairs of a chunk; and with what matmul.cuh says. With 8 it also has
-// decode_route and decode_combine. Needs weights of 16 bits.
+// Needs weights of 16 bits. Compiled with
+//   ROWS   8, 16, 32 or 64: the largest number of pairs of a chunk; 8 also compiles decode_route and decode_combine
+// and with the macros of matmul.cuh.
 #include "decoder/matmul.cuh"
 
 #ifdef HAS_BFLOAT16
 
-// Pairs of one expert.
 struct ExpertChunk {
-  u64 weights[2];  // addresses: gate and up, down
-  int first;       // in `pairs`
+  u64 weights[2];  // the expert's, by address: gate and up, down
+  int first;       // index in `pairs`
   int count;
 };
 
 #if ROWS == 8
 
-const int ROUTE_WARPS = 8;     // each has a row
-const int MAX_EXPERTS = 256;   // a thread each
-const int MAX_CHOSEN = 16;     // of a row
+const int ROUTE_WARPS = 8;  // of a block, one for each row
+const int MAX_EXPERTS = 256;
+const int MAX_CHOSEN = 16;  // experts of a row
 const int MAX_PAIRS = 256 * MAX_CHOSEN;
 const int KEYS = MAX_EXPERTS / WARP;  // of a lane
-static_assert(MAX_EXPERTS <= ROUTE_WARPS * WARP, "an expert has a thread");
+static_assert(MAX_EXPERTS <= ROUTE_WARPS * WARP, "a thread for each expert");
 
 struct Route {
   const Bits* logits;    // (rows, experts), rows `stride` elements apart
   const int* positions;  // of each row; -1: no token
-  float* weights;        // (rows, chosen): factors of the results; 0: the pair is in no chunk
+  float* weights;        // (rows, chosen): the router's; 0: the pair is in no chunk
   int* pairs;
   ExpertChunk* chunks;
   int* chunk_count;
   u32* blocks_ended;     // 0 before and after a launch
-  int* experts_of_pairs; // (rows, chosen): scratch space, if there are several blocks
-  const u64* addresses;  // of weights: gate and up of all experts, then down
-  u64 rows;              // rows * chosen: up to MAX_PAIRS
+  int* experts_of_pairs; // (rows, chosen): scratch space of launches with several blocks
+  const u64* addresses;  // of the experts' weights: gate and up of all experts, then down of all
+  u64 rows;              // at most MAX_PAIRS / chosen
   u64 experts;
-  u64 chosen;
+  u64 chosen;            // experts of a row
   u64 stride;
-  u64 normalizes;        // 1: softmax over the chosen experts; 0: over all
+  u64 normalizes;        // 1: softmax over the row's chosen experts; 0: over all experts
   u64 chunk_rows;
 };
 
-// The key of an expert: higher for a higher logit, then for a lower index; never 0. NaN counts as a number.
+// The sort key of an expert: higher for a higher logit; among equal logits, for a lower index. Never 0. NaNs are ordered by their bits.
 __device__ __forceinline__ u32 expert_key(Bits logit, u32 expert) {
   u32 bits = logit & 0x7fff ? logit : 0;  // -0 equals 0
   return (bits & 0x8000 ? 0xffff & ~bits : bits | 0x8000) << 16 | (0xffff - expert);
@@ -66,63 +70,75 @@ __device__ __forceinline__ float logit_of(u32 key) {
   return T::load(bits & 0x8000 ? bits & 0x7fff : 0xffff & ~bits);
 }
 
-// Blocks have ROUTE_WARPS rows each. The last block to end lists the pairs of all rows.
+struct Choice {
+  int expert;  // -1: the pair is in no chunk
+  float weight;
+};
+
+// Chooses the experts of a row, by one warp. Lane i < chosen returns choice i.
+__device__ __forceinline__ Choice choose(const Route& args, u32 row, u32 lane) {
+  u32 experts = args.experts, chosen = args.chosen;
+  const Bits* logits = args.logits + row * args.stride;
+  u32 keys[KEYS], own = 0;
+#pragma unroll
+  for (int i = 0; i < KEYS; i++) {
+    u32 expert = i * WARP + lane;
+    keys[i] = expert < experts ? expert_key(logits[expert], expert) : 0;
+  }
+  u32 first = 0;  // the key of place 0; exponentials are relative to its logit
+  float sum = 0;
+  for (u32 place = 0; place < chosen; place++) {
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) most = max(most, keys[i]);
+    most = __reduce_max_sync(~0u, most);
+    if (place == 0) first = most;
+    if (lane == place) own = most;
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+      if (keys[i] != most) continue;
+      keys[i] = 0;
+      if (!args.normalizes) sum += expf(logit_of(most) - logit_of(first));
+    }
+  }
+  float weight = lane < chosen ? expf(logit_of(own) - logit_of(first)) : 0;
+  if (args.normalizes) {
+    sum = weight;
+  } else {
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) sum += keys[i] ? expf(logit_of(keys[i]) - logit_of(first)) : 0;
+  }
+  weight = args.positions[row] < 0 ? 0 : weight / warp_sum(sum);
+  return {weight == 0 ? -1 : (int)expert_of(own), weight};
+}
+
+// A block chooses experts for ROUTE_WARPS rows. The last block to end lists the pairs of all rows.
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(const __grid_constant__ Route args) {
   __shared__ short experts_of_pairs[MAX_PAIRS];     // -1: in no chunk
   __shared__ bool is_last;
-  __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of each expert that a warp has, then those of the warps before it
-  __shared__ u32 offsets[MAX_EXPERTS + 1];          // of each expert: pairs, and in the upper half chunks; then those of experts before
+  // For each expert, first a count, later the sum of the counts before it:
+  __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of a warp; of the warps before it
+  __shared__ u32 offsets[MAX_EXPERTS + 1];          // pairs, and in the upper half chunks; of the experts before it
   launch_dependents();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
   u32 experts = args.experts, chosen = args.chosen, pairs = args.rows * args.chosen;
-  u64 gate_up = 0, down = 0;  // of the expert that has the thread's index
+  u64 gate_up = 0, down = 0;  // weights of the expert with the thread's index
   if (threadIdx.x < experts) {
     gate_up = args.addresses[threadIdx.x];
     down = args.addresses[experts + threadIdx.x];
   }
   wait_for_primary();
 
-  // Step 1: choose experts, a warp for each row. Lane i gets choice i.
+  // Step 1: choose experts, a warp for each row.
   u32 row = blockIdx.x * ROUTE_WARPS + warp;
   if (row < args.rows) {
-    const Bits* logits = args.logits + row * args.stride;
-    u32 keys[KEYS], own = 0;
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) {
-      u32 expert = i * WARP + lane;
-      keys[i] = expert < experts ? expert_key(logits[expert], expert) : 0;
-    }
-    u32 first = 0;
-    float sum = 0;
-    for (u32 place = 0; place < chosen; place++) {
-      u32 most = 0;
-#pragma unroll
-      for (int i = 0; i < KEYS; i++) most = max(most, keys[i]);
-      most = __reduce_max_sync(~0u, most);
-      if (place == 0) first = most;
-      if (lane == place) own = most;
-#pragma unroll
-      for (int i = 0; i < KEYS; i++) {
-        if (keys[i] != most) continue;
-        keys[i] = 0;
-        if (!args.normalizes) sum += expf(logit_of(most) - logit_of(first));
-      }
-    }
-    float weight = lane < chosen ? expf(logit_of(own) - logit_of(first)) : 0;
-    if (args.normalizes) {
-      sum = weight;
-    } else {
-#pragma unroll
-      for (int i = 0; i < KEYS; i++) sum += keys[i] ? expf(logit_of(keys[i]) - logit_of(first)) : 0;
-    }
-    weight = args.positions[row] < 0 ? 0 : weight / warp_sum(sum);
+    Choice choice = choose(args, row, lane);
     if (lane < chosen) {
-      args.weights[row * chosen + lane] = weight;
-      int expert = weight == 0 ? -1 : (int)expert_of(own);
+      args.weights[row * chosen + lane] = choice.weight;
       if (gridDim.x == 1) {
-        experts_of_pairs[row * chosen + lane] = expert;
+        experts_of_pairs[row * chosen + lane] = choice.expert;
       } else {
-        args.experts_of_pairs[row * chosen + lane] = expert;
+        args.experts_of_pairs[row * chosen + lane] = choice.expert;
       }
     }
   }
@@ -140,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
   }
   __syncthreads();
 
-  // Step 2: count the pairs of each expert. A warp has adjacent pairs.
+  // Step 2: count the pairs of each expert. A warp has a range of adjacent pairs.
   u32 per_warp = (pairs + ROUTE_WARPS * WARP - 1) / (ROUTE_WARPS * WARP) * WARP, warps = (pairs + per_warp - 1) / per_warp;
   u32 begin = warp * per_warp, end = min(begin + per_warp, pairs);
   for (u32 i = lane; i < experts; i += WARP) before[warp][i] = 0;
@@ -163,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
   }
   __syncthreads();
 
-  // Step 3: add up the counts of all experts before.
+  // Step 3: exclusive prefix sums of the counts over experts.
   if (warp == 0) {
     u32 own[KEYS], total = 0;
 #pragma unroll
@@ -204,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
 struct Combination {
   Bits* output;          // (rows, width)
   const Bits* results;   // (rows, chosen, width)
-  const float* weights;  // (rows, chosen); 0: nothing is added
+  const float* weights;  // (rows, chosen); 0: the result is not read
   u64 chosen;
   u64 width;             // a multiple of 8
 };
@@ -223,7 +239,7 @@ extern "C" __global__ void decode_combine(const __grid_constant__ Combination ar
     float weight = weights[place];
     Pack<T> pack;
     pack.vector = results[(u64)place * packs];
-    if (weight == 0) pack.vector = zeros();  // The result is not written.
+    if (weight == 0) pack.vector = zeros();  // No matmul wrote this result.
 #pragma unroll
     for (int e = 0; e < PACK; e++) sum[e] += weight * T::load(pack.elements[e]);
   }
@@ -241,13 +257,13 @@ struct ExpertMatmul {
   const ExpertChunk* chunks;
   const int* chunk_count;
   const int* pairs;
-  u64 pairs_of_x;              // adjacent pairs that are multiplied by the same row of x
+  u64 pairs_of_x;              // pairs of a row of x: pair i is multiplied by row i / pairs_of_x
   u64 width;                   // a weight has shape (width, depth); gated: (2 width, depth), gates then values
   u64 depth;                   // a multiple of 8
-  u64 gated;                   // 1: the gate and up projection, after decode_route; 0: the down projection after it
+  u64 gated;                   // 1: gate and up projection, launched after decode_route; 0: down projection, launched after that
 };
 
-// As struct Matmul, for store_sums.
+// What store_sums reads.
 struct ExpertOutput {
   Bits* output;
   const float* scales;
@@ -257,35 +273,35 @@ struct ExpertOutput {
   u64 gated;
 };
 
-// The work of matmul(): the groups of the first chunk, then those of the second and so on, adjacent ones of a block, so that most
-// belong to the chunk before.
+// The work of matmul(). Groups are numbered chunk by chunk. A block has a range of adjacent groups, so it reads a chunk once for most of
+// them.
 struct ExpertWork {
   const ExpertMatmul& args;
-  u32 end = 0;  // of this block's groups
+  u32 end = 0;  // of this block's range
 
   struct Group {
     u32 index, chunk, column;
-    const char* weight;
-    int first, count;  // as in ExpertChunk
+    const char* weight;  // of the expert
+    int first, count;    // of ExpertChunk
   };
 
   template <int X_TILES>
   struct Rows {
     const Bits* x;
     u32 depth;
-    int rows[X_TILES];  // of x; -1: none
+    int rows[X_TILES];  // indices of rows of x; -1: none
     __device__ __forceinline__ const Bits* at(int x_tile, u32 k) const { return x + ((u64)rows[x_tile] * depth + k); }
     __device__ __forceinline__ bool exists(int x_tile) const { return rows[x_tile] >= 0; }
   };
 
   struct RowOfPair {
-    const int* pairs;  // of a chunk
+    const int* pairs;  // of the group's chunk
     __device__ __forceinline__ u64 operator()(u32 b) const { return pairs[b]; }
   };
 
   __device__ __forceinline__ explicit ExpertWork(const ExpertMatmul& matmul) : args(matmul) {}
 
-  // Reads the chunk of a group, if the group exists.
+  // Copies the chunk of a group into the group. No-op if the group is beyond the block's range.
   __device__ __forceinline__ void read_chunk(Group& group) const {
     if (!exists(group)) return;
     const ExpertChunk& chunk = args.chunks[group.chunk];
@@ -296,7 +312,7 @@ struct ExpertWork {
   __device__ __forceinline__ Group first(u32 columns) {
     if (args.gated) wait_for_primary();
     launch_dependents();
-    u32 of_chunk = ((u32)args.width + columns - 1) / columns, groups = of_chunk * *args.chunk_count;
+    u32 of_chunk = ((u32)args.width + columns - 1) / columns, groups = of_chunk * *args.chunk_count;  // numbers of groups
     u32 begin = (u64)groups * blockIdx.x / gridDim.x;
     end = (u64)groups * (blockIdx.x + 1) / gridDim.x;
     Group group = {begin, begin / of_chunk, begin % of_chunk * columns, nullptr, 0, 0};

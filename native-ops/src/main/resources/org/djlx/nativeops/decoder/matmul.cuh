@@ -1,14 +1,15 @@
 // Matmul of few rows, for decode steps: output[b][n] = bias[n] + sum over k of x[b][k] * weight[n][k], in float32, rounded once.
-// matmul.cu multiplies by one weight, experts.cu by the weights of experts.
+// matmul.cu multiplies by one weight, experts.cu by those of several experts.
 //
 // Tensor cores: the left operand is a weight tile, 16 rows of the weight; the right operand is an x tile, 8 rows of x. A lane loads
 // 16 bytes of a weight row, and the X_PACKS packs of x for them (weights.cuh). mma takes them for other values of k; as the order
 // is the same in both operands, the sum does not change. So a lane uses only data that it has copied itself: shared memory holds
-// loads in flight, and threads synchronise only for the sums. Weights of 8 bits are scaled in the sum, of 4 bits in the sum of a
-// group, which is one load of four lanes or a part of it.
+// loads in flight, and threads synchronise only for the sums. With weights of 8 bits the sum is scaled. With 4 bits the sum of each
+// scale's group of numbers is scaled: one load of four lanes, or a part of it.
 //
-// Blocks: the warps of a block divide k; their sums are added in warp order.
-//   separate sums      a block computes several groups of weight tiles, and copies the next group's weights while it adds up the sums
+// Blocks compute groups of WEIGHT_TILES weight tiles and X_TILES x tiles. The warps of a block divide k; their sums are added in warp
+// order.
+//   separate sums      a block computes several groups, and copies the next group's weights while it adds up the sums
 //   no separate sums   a block computes one group; the sums take the place of the stages
 //
 // Shared memory
@@ -45,24 +46,25 @@ __host__ __device__ constexpr int stage_packs(int x_tiles, int weight_tiles) {
   return 2 * weight_tiles + x_tiles * 16 / WEIGHT_BITS + (WEIGHT_BITS == 4 ? (weight_tiles + 1) / 2 : 0);
 }
 
-// The number of stages that fit into shared memory, 2 to max_stages. Java computes the same, and skips kernels for which not even
-// 2 stages fit.
+// The number of stages that fit into shared memory, 2 to max_stages. MatmulMemory of Java computes the same, and skips kernels for
+// which not even 2 stages fit.
 __host__ __device__ constexpr int stages(int x_tiles, int weight_tiles, int max_stages, bool separate_sums) {
   int room = SHARED_BYTES / (MATMUL_WARPS * WARP * 16) - (separate_sums ? weight_tiles * x_tiles : 0);
   int fit = room / stage_packs(x_tiles, weight_tiles);
   return fit < 2 ? 2 : fit < max_stages ? fit : max_stages;
 }
 
-// X_TILES and WEIGHT_TILES: tiles of a group; they do not change the order of a sum. SEPARATE_SUMS: a block computes several groups.
-// W says which groups there are, and where their operands and results are:
-//   args                    width, depth and gated as in struct Matmul of matmul.cu
+// X_TILES, WEIGHT_TILES and STAGES do not change the order of a sum. SEPARATE_SUMS: a block computes several groups.
+// W is the work of a block, its groups with their operands and results:
+//   args                    a struct with width, depth and gated of struct Matmul
 //   Group                   a group; `column`: its first column
-//   first(columns)          this block's first group, if a group has so many columns; waits until its place is known
+//   first(columns)          this block's first group of `columns` columns; its weight may be read before x is complete
 //   advance(group, columns) goes on to this block's next group
-//   exists(group)
-//   weight(group), scales() the weight's first row; with 4 bits the words of its groups
-//   wait_for_x()            returns when x is complete; only then rows() may be called
-//   Rows rows(group, row)   the rows of x for this lane: `row` of each x tile; at(x_tile, k) and exists(x_tile)
+//   exists(group)           whether the block has the group
+//   weight(group)           the first row of the group's whole weight
+//   scales()                with 4 bits the words of the weight's groups of numbers
+//   wait_for_x()            returns when x is complete; call it before rows()
+//   Rows rows(group, row)   the rows of x that a lane reads: `row` of each x tile; at(x_tile, k) and exists(x_tile)
 //   store(group, sum, n, b) stores a lane's sums; arguments as in store_sums
 template <int X_TILES, int WEIGHT_TILES, int STAGES, bool SEPARATE_SUMS, typename W>
 __device__ __forceinline__ void matmul(W work) {
@@ -229,10 +231,9 @@ __device__ __forceinline__ void matmul(W work) {
       stage = stage == (STAGES - 1) * STAGE ? 0 : stage + STAGE;
     }
 
-    // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have
-    // arrived. Separate sums: other warps may still read the previous group's sums.
-    if (is_first) wait_for_primary();  // then what store() adds is complete
-    if (!is_first) __syncthreads();
+    // Step 4: add up the warps' sums. Sums in place of the stages: a warp writes to its own stages, after all its copies have arrived.
+    if (is_first) wait_for_primary();  // then the addend of store() is complete
+    if (!is_first) __syncthreads();    // other warps may still read the previous group's sums
     is_first = false;
 #pragma unroll
     for (int weight_tile = 0; weight_tile < WEIGHT_TILES; weight_tile++)
