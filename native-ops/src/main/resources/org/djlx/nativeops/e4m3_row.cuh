@@ -1,8 +1,9 @@
-// Rounds a row of 16-bit elements in shared memory to e4m3, with a scale: the largest magnitude divided by 448. One block per row.
+// Rounds a row of 16-bit elements in shared memory to e4m3, with a scale: the row's largest magnitude divided by 448. A block has one
+// row at a time: each thread calls most_of for its packs, then round_row.
 #pragma once
 #include "e4m3.cuh"
 
-const int ROW_THREADS = 512;  // the most threads of a row that becomes e4m3
+const int ROW_THREADS = 512;  // the most threads of a block that calls round_row
 
 __device__ __forceinline__ u32 warp_max(u32 value) {
 #if __CUDA_ARCH__ >= 800
@@ -23,8 +24,8 @@ __device__ __forceinline__ u32 most_of(u32 most, const uint4& pack) {
   return most;
 }
 
-// `most`: the bits of the largest magnitude of this thread's packs, which are every blockDim.x-th of the row. Between two calls of a
-// block there is a barrier.
+// Rounds the row that the block has in shared memory. A thread rounds every blockDim.x-th pack, those that it wrote; `most` is the
+// result of most_of for them. A block that calls this several times needs a barrier between two calls.
 template <typename T>
 __device__ __forceinline__ void round_row(const uint4* row, u32 packs, u32 most, uint2* quantized, float* scale) {
   __shared__ u32 of_warps[ROW_THREADS / WARP];

@@ -5,10 +5,10 @@
 //   residual = residual + sum, in float32, rounded
 //   norm     = residual / sqrt(mean(residual^2) + epsilon) * weight, in float32, rounded
 //
-// The kernels with e4m3 in their names then round the norm to e4m3, with a scale for each row (e4m3_row.cuh).
+// Kernels with e4m3 in their names also round the norm to e4m3, with a scale for each row (e4m3_row.cuh).
 //
-// Memory: the slots and epochs of one-shot all-reduces (one_shot.cuh); a row takes whole packs of a slot. Shared memory: the new
-// residual of a row, in whole packs.
+// Memory: the slots and epochs of one-shot all-reduces (one_shot.cuh); a row takes whole packs of a slot. Shared memory: a row in whole
+// packs, the new residual, then the norm if it is rounded to e4m3.
 // Synchronisation: each thread polls for the peers' packs with the indices that it pushed itself. No block waits for another block of
 // its rank.
 //
@@ -32,20 +32,20 @@
 #include "one_shot.cuh"
 #include "rms_norm.cuh"
 
-static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps");
+static_assert(NORM_THREADS <= ROW_THREADS, "round_row supports the block size");
 
 // Arrays of `rows` x `hidden` elements; the weight is one row. The new residual may overwrite the partial. Rows in e4m3 have a
 // multiple of 8 elements.
 template <typename T>
 struct Rows {
   typename T::Bits* new_residual;
-  void* norm;
+  void* norm;  // of the element type, or in e4m3
   const typename T::Bits* partial;
   const typename T::Bits* residual;
   const typename T::Bits* weight;
   u64 rows;
   u64 hidden;
-  float* scales;  // of the norm's rows in e4m3
+  float* scales;  // of the rows of a norm in e4m3; otherwise not written
 };
 
 // EXCHANGE: the kernel all-reduces the ranks' partials; otherwise the partial is already the sum.

@@ -4,7 +4,9 @@
 // for separate sums beside large tiles.
 // Synchronisation: with an addend, x is complete before the primary has ended (addend.cuh).
 //
-// Compiled with ROWS: 8, 16, 32 or 64, the largest number of rows; and with what matmul.cuh says.
+// Compiled with
+//   ROWS   8, 16, 32 or 64: the largest number of rows
+// and with the macros of matmul.cuh.
 #include "decoder/addend.cuh"
 #include "decoder/matmul.cuh"
 
@@ -36,10 +38,10 @@ __device__ __forceinline__ void add_addend(const Matmul& matmul, float (&sum)[4]
   }
 }
 
-// The work of matmul(): groups of `gridDim.x` blocks in turn.
+// The work of matmul(). Block i has the groups i, i + gridDim.x and so on.
 struct OneWeight {
   const Matmul& args;
-  const Bits* x;  // as in Rows; read before x is complete, because reading arguments takes time, too
+  const Bits* x;  // as in Rows. Arguments are copied before x is complete, because reading them takes time, too
   u32 depth, batch;
 
   struct Group {

@@ -20,7 +20,7 @@
 
 #ifdef HAS_BFLOAT16
 
-static_assert(NORM_THREADS <= ROW_THREADS, "round_row has room for the warps of both");
+static_assert(NORM_THREADS <= ROW_THREADS, "round_row supports the block size");
 const int GROUP_THREADS = 256;  // of a block of groups
 const int BLOCK = 32;           // numbers of a block with a scale and a zero
 const int BLOCK_WORDS = 5;
