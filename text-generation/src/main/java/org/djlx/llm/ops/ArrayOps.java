@@ -72,7 +72,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
 
     abstract Operand norm(NDArray rows, NDArray weight);
 
-    /** Returns {@code activation(gates) · values} of rows that hold the gates, then the values. */
+    /** Returns {@code activation(gates) * values}; a row has its gates, then its values. */
     abstract NDArray gated(NDArray gateUp, LayerConfig.Mlp mlp);
 
     /** The residual stream, and its RMSNorm. */
@@ -116,7 +116,10 @@ abstract class ArrayOps implements LayerOps<Operand> {
         setPartial(biased ? sum.addi(linear.bias()) : sum);
     }
 
-    /** Multiplies rows of all tokens, and returns this rank's rows of the sum over all ranks. */
+    /**
+     * Multiplies the rows of all tokens, without the bias. Returns this rank's rows of the sum over
+     * all ranks.
+     */
     NDArray multiplyAndScatter(Operand x, ModelWeights.Linear linear) {
         return linear.isFusible()
                 ? FusedOps.matmulReduceScatter(
@@ -124,15 +127,15 @@ abstract class ArrayOps implements LayerOps<Operand> {
                 : sum(multiply(x, linear));
     }
 
-    /** {@inheritDoc} The host chooses the experts. */
+    /** {@inheritDoc} The host chooses the experts, and libtorch multiplies by their weights. */
     @Override
     public void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
         NDArray x = addAndNorm(postNorm, norm).elements();
         NDArray all = divided ? model.gather(x) : x;
-        NDArray scores = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
+        NDArray logits = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
         Map<Integer, ExpertRouter> routes =
-                ExpertRouter.route(mlp.experts(), scores.toFloatArray());
+                ExpertRouter.route(mlp.experts(), logits.toFloatArray());
         NDManager manager = all.getManager();
         NDArray sum = manager.zeros(all.getShape());
         for (Map.Entry<Integer, ExpertRouter> route : routes.entrySet()) {
@@ -154,7 +157,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
         setPartial(divided ? sum(own) : own);
     }
 
-    /** Multiplies rows of all tokens, and adds the bias. */
+    /** Multiplies rows by libtorch, and adds the bias. */
     private static NDArray product(NDArray x, ModelWeights.Linear linear) {
         NDArray product = linear.multiply(x);
         return linear.bias() == null ? product : product.addi(linear.bias());
@@ -184,7 +187,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
         return linear.bias() == null ? product : product.addi(linear.bias());
     }
 
-    /** Gathers the rows of all tokens, and multiplies them, without the bias. */
+    /** Gathers the rows of all ranks, and multiplies them, without the bias. */
     NDArray gatherAndMultiply(Operand x, ModelWeights.Linear linear) {
         if (!linear.isFusible()) {
             return multiply(new Operand(model.gather(x.elements())), linear);

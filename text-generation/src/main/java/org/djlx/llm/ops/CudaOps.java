@@ -10,8 +10,8 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a prefill on a GPU, by kernels on the current stream; experts by libtorch.
- * Models with a {@code postNorm} use {@link TorchOps} instead.
+ * The operators of a prefill on a GPU, by kernels on the current stream; matmuls of experts by
+ * libtorch. Models with a {@code postNorm} use {@link TorchOps} instead.
  */
 final class CudaOps extends ArrayOps {
 
@@ -42,7 +42,7 @@ final class CudaOps extends ArrayOps {
     @Override
     NDArray gatherAndMultiply(Operand x, ModelWeights.Linear linear) {
         if (!x.isE4m3()) {
-            return dense(linear, of -> super.gatherAndMultiply(x, of));
+            return dequantized(linear, of -> super.gatherAndMultiply(x, of));
         }
         return FusedOps.allGatherScaledMatmul(
                         x.elements(),
@@ -60,7 +60,7 @@ final class CudaOps extends ArrayOps {
     NDArray multiplyAndScatter(Operand rows, ModelWeights.Linear linear) {
         Operand x = gpu.forMatmul(rows);
         if (!x.isE4m3()) {
-            return dense(linear, of -> super.multiplyAndScatter(x, of));
+            return dequantized(linear, of -> super.multiplyAndScatter(x, of));
         }
         return FusedOps.scaledMatmulReduceScatter(
                 x.elements(),
@@ -72,8 +72,11 @@ final class CudaOps extends ArrayOps {
                 model.group());
     }
 
-    /** Calls an operator with a projection in 16 bits; a copy in 16 bits is freed afterwards. */
-    private NDArray dense(
+    /**
+     * Calls an operator with a projection, dequantised to 16 bits if it is quantised. The
+     * dequantised weight is freed afterwards.
+     */
+    private NDArray dequantized(
             ModelWeights.Linear linear, Function<ModelWeights.Linear, NDArray> operator) {
         if (linear.quantized() == null) {
             return operator.apply(linear);
@@ -106,7 +109,7 @@ final class CudaOps extends ArrayOps {
         Operand x = addAndNorm(postNorm, norm);
         if (divided && gateUp.bias() == null && !x.isE4m3()) {
             return new Operand(
-                    dense(
+                    dequantized(
                             gateUp,
                             of ->
                                     FusedOps.allGatherGated(

@@ -107,7 +107,7 @@ final class DecoderKernels implements AutoCloseable {
 
     private static final int MAX_HEAD = 128;
     private static final int MAX_GROUP_SIZE = 8;
-    private static final int PACK = 8; // elements of 16 bytes
+    static final int PACK = 8; // elements of 16 bytes
     private static final int PACK_BYTES = 16;
     private static final int FIRST_CAPABILITY = 8; // with bfloat16, as a major number
     private static final int HOPPER = 9; // a major number, the first with clusters
@@ -307,11 +307,12 @@ final class DecoderKernels implements AutoCloseable {
         return wideMatmul;
     }
 
-    private static KernelSource source(String name) {
+    static KernelSource source(String name) {
         return KernelSource.ofResource(NativeLibrary.class, "decoder/" + name);
     }
 
-    private static int maxSharedBytes(CudaDevice device) {
+    /** Returns the shared memory that a thread block may use. */
+    static int maxSharedBytes(CudaDevice device) {
         return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
     }
 
@@ -326,11 +327,6 @@ final class DecoderKernels implements AutoCloseable {
             int sharedBytes,
             boolean isForGroups) {
 
-        /** Returns the size of a row of x divided by the size of a row of weights. */
-        int xPacks() {
-            return 16 / bits;
-        }
-
         long groups(long all) {
             return ceilDiv(all, tiles);
         }
@@ -339,16 +335,26 @@ final class DecoderKernels implements AutoCloseable {
             long groups = groups(all);
             return Math.toIntExact(isForGroups ? Math.min(groups, multiprocessors) : groups);
         }
+
+        long cost(long all, int multiprocessors) {
+            return DecoderKernels.cost(groups(all), multiprocessors, tiles, rows * 16 / bits);
+        }
+    }
+
+    /** Returns the weight tiles of a matmul with a result of {@code width} columns. */
+    static long tiles(long width, boolean gated) {
+        return ceilDiv(width, gated ? TILE / 2 : TILE);
     }
 
     /**
-     * Returns the cost in rows of weights that an SM reads: the weights, and for each group of
-     * tiles the rows of x. The rows of x come from L2 and count half. An SM runs one thread block
-     * at a time.
+     * Returns the cost of a matmul: the weight rows that the busiest SM reads, and half of its rows
+     * of x, which come from L2. An SM runs one thread block at a time.
+     *
+     * @param tiles the weight tiles of a group
+     * @param xRows the bytes of a group's rows of x, divided by those of a weight row
      */
-    private long cost(Matmul matmul, long tiles) {
-        return ceilDiv(matmul.groups(tiles), multiprocessors)
-                * (TILE * matmul.tiles + matmul.rows * matmul.xPacks() / 2);
+    static long cost(long groups, int multiprocessors, int tiles, int xRows) {
+        return ceilDiv(groups, multiprocessors) * (TILE * tiles + xRows / 2);
     }
 
     private void addMatmul(CudaModule module, int bits, int[] of) {
@@ -389,7 +395,7 @@ final class DecoderKernels implements AutoCloseable {
         }
     }
 
-    private static long ceilDiv(long a, long b) {
+    static long ceilDiv(long a, long b) {
         return (a + b - 1) / b;
     }
 
@@ -463,14 +469,14 @@ final class DecoderKernels implements AutoCloseable {
     void matmul(CudaStream stream, int rows, MatmulChain.Link of, Addend addend) {
         long width = of.width();
         long depth = of.weight().depth();
-        long tiles = ceilDiv(width, of.gated() ? TILE / 2 : TILE);
+        long tiles = tiles(width, of.gated());
         for (int row = 0; row < rows; row += model.rows) {
             int count = Math.min(model.rows, rows - row);
             int maxRows = Math.max(PACK, Integer.highestOneBit(2 * count - 1));
             Matmul matmul =
                     matmuls.stream()
                             .filter(m -> m.rows == maxRows && m.bits == of.weight().bits())
-                            .min(Comparator.comparingLong(m -> cost(m, tiles)))
+                            .min(Comparator.comparingLong(m -> m.cost(tiles, multiprocessors)))
                             .orElseThrow();
             arguments
                     .clear()

@@ -26,15 +26,15 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * The matmuls of a {@link Decoder}'s steps, the RMSNorms of their residual stream, and the buffers
- * between them. The kernel of a matmul depends on the step:
+ * between them. {@link ExpertKernels} multiplies by the weights of experts. The kernel of any other
+ * matmul depends on the step:
  *
  * <ul>
  *   <li>{@linkplain #isLarge large} steps: {@link WideMatmul} if it supports the matmul, else
  *       cuBLASLt;
  *   <li>few rows, one rank, Hopper: {@link MatmulChain}, in which one kernel computes all matmuls
  *       and norms between two attentions;
- *   <li>otherwise: {@link DecoderKernels#matmul};
- *   <li>experts, in all steps: {@link ExpertKernels}.
+ *   <li>otherwise: {@link DecoderKernels#matmul}.
  * </ul>
  *
  * <p>Use it on the decoder's thread, while the decoder's stream is torch's current stream: some
@@ -48,7 +48,7 @@ final class DecoderMatmuls implements AutoCloseable {
      */
     private static final int FEW_ROWS = 8;
 
-    private static final int ROUTER_ALIGNMENT = 8; // elements, of a row of logits
+    private static final int ROUTER_ALIGNMENT = 8; // elements; of rows of router logits
 
     private final ModelConfig config;
     private final ProcessGroup group;
@@ -56,7 +56,7 @@ final class DecoderMatmuls implements AutoCloseable {
     private final ModelKernels gpu;
     private final DecoderKernels kernels;
     private final CudaStream stream;
-    private final int inner; // of MLPs that are no experts, on this rank; 0 without such MLPs
+    private final int inner; // largest MLP of a layer without experts, on this rank; or 0
     private final boolean batchInvariant;
     private final MatmulChain chain; // null with several ranks, or if the GPU is not of Hopper
     private final WideMatmul wideMatmul; // null if it does not support the weights or the GPU
@@ -77,10 +77,10 @@ final class DecoderMatmuls implements AutoCloseable {
     private final Map<ModelWeights.Linear, Integer> projections = new IdentityHashMap<>();
 
     /**
-     * What layers with experts need.
+     * The kernels and arrays of layers with experts.
      *
-     * @param logits of routers, for the maximum number of rows
-     * @param tables the {@link ExpertKernels#table} of each router
+     * @param logits of a layer's router
+     * @param tables by router, the {@link ExpertKernels#table} of its experts
      */
     private record Experts(
             ExpertKernels kernels, NDArray logits, Map<ModelWeights.Linear, NDArray> tables) {}
@@ -376,9 +376,9 @@ final class DecoderMatmuls implements AutoCloseable {
 
         /**
          * Adds all ranks' partial sums to the residual stream, and computes a mixture of experts of
-         * the RMSNorm of the sum. The result is the new partial sum.
+         * the RMSNorm of the sum. The result is this rank's next partial sum.
          *
-         * @param positions the address of an int for each row, negative if the row has no token
+         * @param positions as {@link ExpertKernels.Mixture#positions}
          */
         void experts(
                 NDArray normWeight, ModelWeights.Layer layer, LayerConfig.Mlp mlp, long positions) {
@@ -417,8 +417,8 @@ final class DecoderMatmuls implements AutoCloseable {
         }
 
         /**
-         * Writes the sum in place of the partial sum, and returns its norm, in e4m3 if a product of
-         * e4m3 matrices is next.
+         * Writes the sum in place of the partial sum, and returns its norm, in e4m3 for a large
+         * step of quantized weights.
          */
         private NDArray addAndNorm(NDArray weight) {
             int hidden = config.hiddenSize();

@@ -9,9 +9,7 @@ import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
-import java.util.function.Function;
 import org.djlx.llm.model.LayerConfig;
-import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CudaKernel;
@@ -29,14 +27,13 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Launches the kernels of {@code experts.cu}: mixtures of experts in decode steps, with weights of
- * 16 bits. The GPU chooses the experts, as {@link ExpertRouter} does, so a CUDA graph serves every
- * choice. Bit for bit, the result of a row depends neither on the other rows nor on their number.
- * Not thread-safe.
+ * 16 bits. The GPU chooses the experts by the rules of {@link ExpertRouter}, so one CUDA graph
+ * serves every choice. The bits of a row's result depend neither on the other rows nor on their
+ * number. Not thread-safe.
  */
 final class ExpertKernels implements AutoCloseable {
 
-    private static final KernelSource SOURCE =
-            KernelSource.ofResource(NativeLibrary.class, "decoder/experts.cu");
+    private static final KernelSource SOURCE = DecoderKernels.source("experts.cu");
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final Layout ROUTE = CONSTANTS.struct("Route");
     private static final Layout CHUNK = CONSTANTS.struct("ExpertChunk");
@@ -46,13 +43,13 @@ final class ExpertKernels implements AutoCloseable {
     private static final int ROUTE_ROWS = CONSTANTS.value("ROUTE_WARPS"); // of a block
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int COMBINE_THREADS = 256;
-    private static final int PACK = 8; // elements of 16 bytes
-    private static final int TILE = 16; // rows of a weight
-    private static final int FEWEST_ROWS = 8; // of the variants
-    private static final int MOST_ROWS = 64;
+    private static final int MIN_ROWS = 8; // of a chunk: of the variants of the matmul
+    private static final int MAX_ROWS = 64;
 
     static final int MAX_EXPERTS = CONSTANTS.value("MAX_EXPERTS");
-    static final int MAX_CHOSEN = CONSTANTS.value("MAX_CHOSEN");
+    static final int MAX_CHOSEN = CONSTANTS.value("MAX_CHOSEN"); // of a row
+
+    /** The largest number of pairs of a row and one of its experts. */
     static final int MAX_PAIRS = CONSTANTS.value("MAX_PAIRS");
 
     private final List<CudaModule> modules = new ArrayList<>();
@@ -60,30 +57,42 @@ final class ExpertKernels implements AutoCloseable {
     private final CudaKernel route;
     private final CudaKernel combine;
     private final int multiprocessors;
-    private final NDArray weights; // of pairs
-    private final NDArray
-            routing; // the numbers of chunks and of ended blocks, the chunks, pairs, their experts
-    private final NDArray activated; // of pairs
-    private final NDArray results; // of pairs
     private final int maxPairs;
+
+    // For each pair: the router's weight, the output of gate and up, and that of down.
+    private final NDArray weights;
+    private final NDArray activated;
+    private final NDArray results;
+
+    /** Ints: number of chunks, number of ended blocks; chunks; pairs; the experts of pairs. */
+    private final NDArray routing;
+
     private final int hidden;
     private final KernelArguments arguments = new KernelArguments();
 
-    /** A variant of the matmul: the most pairs of a chunk, the weight tiles of a group. */
-    private record Variant(CudaKernel kernel, int rows, int tiles, int sharedBytes) {
+    /**
+     * A variant of the matmul.
+     *
+     * @param rows the largest number of pairs of a chunk
+     * @param tiles the weight tiles of a group
+     */
+    private record Variant(CudaKernel kernel, int rows, int tiles, int sharedBytes) {}
 
-        /** Returns the groups of an expert. */
-        long groups(long width, boolean gated) {
-            return ceilDiv(width, (gated ? TILE / 2 : TILE) * tiles);
-        }
-    }
+    /**
+     * A projection of all pairs, with arrays by address.
+     *
+     * @param gated whether it is gate and up: the output is {@code silu(gates) * values}
+     * @param pairsOfX pair i is multiplied by row {@code i / pairsOfX} of x
+     */
+    private record Projection(
+            boolean gated, long output, int width, long x, int depth, int pairsOfX) {}
 
     /**
      * Compiles the kernels for float16 or bfloat16, and allocates buffers.
      *
-     * @param maxPairs the most rows times chosen experts, up to {@link #MAX_PAIRS}
-     * @param hidden the size of a row; a multiple of 8
-     * @param inner the largest size of an expert's inner rows on this rank
+     * @param maxPairs the largest number of rows times chosen experts, up to {@link #MAX_PAIRS}
+     * @param hidden the hidden size; a multiple of 8
+     * @param inner the largest intermediate size of an expert on this rank
      */
     ExpertKernels(
             CudaDevice device,
@@ -97,31 +106,31 @@ final class ExpertKernels implements AutoCloseable {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         weights = Torch.empty(manager, new Shape(maxPairs), ScalarType.FLOAT32);
         int chunkInts = CHUNK.byteSize() / Integer.BYTES;
-        // The counters take the room of a chunk, so that the chunks are aligned.
+        // The two counters take the room of a chunk, so that the chunks are aligned.
         Shape ints = new Shape((1L + maxPairs) * chunkInts + 2L * maxPairs);
         routing = manager.zeros(ints, DataType.INT32);
         activated = Torch.empty(manager, new Shape(maxPairs, inner), type);
         results = Torch.empty(manager, new Shape(maxPairs, hidden), type);
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         prepare(device, compiler, type); // compiles all modules at the same time
-        int maxSharedBytes = maxSharedBytes(device);
+        int maxSharedBytes = DecoderKernels.maxSharedBytes(device);
         try {
-            for (int rows = FEWEST_ROWS; rows <= MOST_ROWS; rows *= 2) {
+            for (int rows = MIN_ROWS; rows <= MAX_ROWS; rows *= 2) {
                 modules.add(compiler.load(device, SOURCE, options(device, type, rows)));
             }
             route = modules.get(0).kernel("decode_route");
             combine = modules.get(0).kernel("decode_combine");
             for (int[] call : CONSTANTS.calls("EXPERT_MATMUL")) {
+                int rows = call[0];
+                int tiles = call[1];
                 DecoderKernels.MatmulMemory memory =
                         DecoderKernels.MatmulMemory.of(
-                                call[0], call[1], call[2], 16, true, maxSharedBytes);
+                                rows, tiles, call[2], 16, true, maxSharedBytes);
                 if (memory.isEnough()) {
-                    int part = Integer.numberOfTrailingZeros(call[0] / FEWEST_ROWS);
-                    CudaKernel kernel =
-                            modules.get(part)
-                                    .kernel("decode_expert_matmul_" + call[0] + "_" + call[1]);
+                    CudaModule module = modules.get(Integer.numberOfTrailingZeros(rows / MIN_ROWS));
+                    CudaKernel kernel = module.kernel("decode_expert_matmul_" + rows + "_" + tiles);
                     kernel.allowSharedMemory(maxSharedBytes);
-                    variants.add(new Variant(kernel, call[0], call[1], memory.bytes()));
+                    variants.add(new Variant(kernel, rows, tiles, memory.bytes()));
                 }
             }
         } catch (Throwable e) {
@@ -134,7 +143,7 @@ final class ExpertKernels implements AutoCloseable {
     static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, ScalarType type) {
         List<CompletableFuture<?>> all = new ArrayList<>();
-        for (int rows = FEWEST_ROWS; rows <= MOST_ROWS; rows *= 2) {
+        for (int rows = MIN_ROWS; rows <= MAX_ROWS; rows *= 2) {
             all.add(compiler.prepare(device, SOURCE, options(device, type, rows)));
         }
         return CompletableFuture.allOf(all.toArray(CompletableFuture[]::new));
@@ -144,15 +153,11 @@ final class ExpertKernels implements AutoCloseable {
         return new String[] {
             "-DTYPE=" + DecoderKernels.TYPES.get(type),
             "-DROWS=" + rows,
-            "-DSHARED_BYTES=" + maxSharedBytes(device)
+            "-DSHARED_BYTES=" + DecoderKernels.maxSharedBytes(device)
         };
     }
 
-    private static int maxSharedBytes(CudaDevice device) {
-        return device.attribute(CudaAttribute.MAX_SHARED_MEMORY_PER_BLOCK);
-    }
-
-    /** Returns whether the kernels compute such experts, apart from their size. */
+    /** Returns whether the kernels support an MLP with experts, whatever its sizes. */
     static boolean supports(LayerConfig.Mlp mlp) {
         return mlp.activation() == LayerConfig.Activation.SILU
                 && !mlp.bias()
@@ -171,14 +176,14 @@ final class ExpertKernels implements AutoCloseable {
     }
 
     /**
-     * A mixture of experts and its arrays, by address.
+     * A mixture of experts, with arrays by address.
      *
-     * @param inner the size of the experts' inner rows on this rank; a multiple of 8
-     * @param table as {@link #table} returns it
+     * @param inner the intermediate size of an expert on this rank; a multiple of 8
+     * @param table the {@link #table} of the experts' weights
      * @param logits of the router, a row for each row of x, {@code stride} elements apart
      * @param positions an int for each row, negative if the row has no token: its output is 0
-     * @param x the rows
-     * @param output receives the sums of the chosen experts' weighted results
+     * @param x the input, of shape (rows, hidden)
+     * @param output receives this rank's part of the result, of shape (rows, hidden)
      */
     record Mixture(
             LayerConfig.Experts experts,
@@ -196,14 +201,32 @@ final class ExpertKernels implements AutoCloseable {
      */
     void launch(CudaStream stream, int rows, Mixture of) {
         int chosen = of.experts.chosen();
-        int count = of.experts.count();
         int pairs = rows * chosen;
         if (pairs > maxPairs) {
             throw new IllegalArgumentException(
-                    "%d rows with %d experts each are more than %d pairs"
-                            .formatted(rows, chosen, maxPairs));
+                    "%d rows with %d experts each are %d pairs, but the buffers hold %d"
+                            .formatted(rows, chosen, pairs, maxPairs));
         }
         int chunkRows = chunkRows(rows, of.experts);
+        long expectedChunks = Math.min(pairs, of.experts.count()); // of random choices
+        long inner = Torch.dataPointer(activated);
+        long down = Torch.dataPointer(results);
+        route(stream, rows, chunkRows, of);
+        multiply(
+                stream,
+                chunkRows,
+                expectedChunks,
+                new Projection(true, inner, of.inner, of.x, hidden, chosen));
+        multiply(
+                stream,
+                chunkRows,
+                expectedChunks,
+                new Projection(false, down, hidden, inner, of.inner, 1));
+        combine(stream, rows, of);
+    }
+
+    /** Chooses the experts of each row, and lists pairs and chunks. */
+    private void route(CudaStream stream, int rows, int chunkRows, Mixture of) {
         arguments
                 .clear()
                 .addStruct(ROUTE)
@@ -217,45 +240,59 @@ final class ExpertKernels implements AutoCloseable {
                 .put("experts_of_pairs", pairs() + (long) maxPairs * Integer.BYTES)
                 .put("addresses", of.table)
                 .put("rows", rows)
-                .put("experts", count)
-                .put("chosen", chosen)
+                .put("experts", of.experts.count())
+                .put("chosen", of.experts.chosen())
                 .put("stride", of.stride)
                 .put("normalizes", of.experts.normalizes() ? 1 : 0)
                 .put("chunk_rows", chunkRows);
-        LaunchSize routeSize =
-                LaunchSize.of((int) ceilDiv(rows, ROUTE_ROWS), ROUTE_ROWS * WARP).asDependent();
-        route.launch(stream, routeSize, arguments);
-        // Chunks, if the experts are chosen at random.
-        long expected = Math.min(pairs, count);
-        multiply(
-                stream,
-                variant(chunkRows, groups -> groups.groups(of.inner, true) * expected),
-                to ->
-                        to.put("output", Torch.dataPointer(activated))
-                                .put("x", of.x)
-                                .put("pairs_of_x", chosen)
-                                .put("width", of.inner)
-                                .put("depth", hidden)
-                                .put("gated", 1));
-        multiply(
-                stream,
-                variant(chunkRows, groups -> groups.groups(hidden, false) * expected),
-                to ->
-                        to.put("output", Torch.dataPointer(results))
-                                .put("x", Torch.dataPointer(activated))
-                                .put("pairs_of_x", 1)
-                                .put("width", hidden)
-                                .put("depth", of.inner)
-                                .put("gated", 0));
+        int blocks = (int) DecoderKernels.ceilDiv(rows, ROUTE_ROWS);
+        LaunchSize size = LaunchSize.of(blocks, ROUTE_ROWS * WARP);
+        route.launch(stream, size.asDependent(), arguments);
+    }
+
+    /** Multiplies the pairs of each chunk by the weight of its expert. */
+    private void multiply(
+            CudaStream stream, int chunkRows, long expectedChunks, Projection projection) {
+        Variant variant =
+                variants.stream()
+                        .filter(of -> of.rows == chunkRows)
+                        .min(Comparator.comparingLong(of -> cost(of, expectedChunks, projection)))
+                        .orElseThrow();
+        arguments
+                .clear()
+                .addStruct(MATMUL)
+                .put("output", projection.output)
+                .put("x", projection.x)
+                .put("chunks", chunks())
+                .put("chunk_count", Torch.dataPointer(routing))
+                .put("pairs", pairs())
+                .put("pairs_of_x", projection.pairsOfX)
+                .put("width", projection.width)
+                .put("depth", projection.depth)
+                .put("gated", projection.gated ? 1 : 0);
+        LaunchSize size =
+                LaunchSize.of(multiprocessors, MATMUL_THREADS).withShared(variant.sharedBytes);
+        variant.kernel.launch(stream, size.asDependent(), arguments);
+    }
+
+    private long cost(Variant variant, long chunks, Projection of) {
+        long groups =
+                DecoderKernels.ceilDiv(DecoderKernels.tiles(of.width, of.gated), variant.tiles);
+        return DecoderKernels.cost(groups * chunks, multiprocessors, variant.tiles, variant.rows);
+    }
+
+    /** Adds up the weighted results of each row. */
+    private void combine(CudaStream stream, int rows, Mixture of) {
         arguments
                 .clear()
                 .addStruct(COMBINATION)
                 .put("output", of.output)
                 .put("results", Torch.dataPointer(results))
                 .put("weights", Torch.dataPointer(weights))
-                .put("chosen", chosen)
+                .put("chosen", of.experts.chosen())
                 .put("width", hidden);
-        int blocks = (int) ceilDiv(hidden / PACK, COMBINE_THREADS);
+        int packs = hidden / DecoderKernels.PACK;
+        int blocks = (int) DecoderKernels.ceilDiv(packs, COMBINE_THREADS);
         LaunchSize size = LaunchSize.of(blocks, COMBINE_THREADS).withGrid(rows, 1);
         combine.launch(stream, size.asDependent(), arguments);
     }
@@ -269,46 +306,18 @@ final class ExpertKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the most pairs of a chunk: at least twice the mean pairs of an expert, so that most
-     * weights are read once, but no more than an expert can have.
+     * Returns the largest number of pairs of a chunk: twice the mean pairs of an expert, so that
+     * most weights are read once, but at most one pair of each row; rounded up to that of a
+     * variant, or that of the largest variant.
      */
     private int chunkRows(int rows, LayerConfig.Experts experts) {
-        long wanted = Math.min(rows, ceilDiv(2L * rows * experts.chosen(), experts.count()));
+        long twiceMean = DecoderKernels.ceilDiv(2L * rows * experts.chosen(), experts.count());
+        long wanted = Math.min(rows, twiceMean);
         return variants.stream()
                 .mapToInt(Variant::rows)
                 .filter(most -> most >= wanted)
                 .min()
                 .orElse(variants.stream().mapToInt(Variant::rows).max().orElseThrow());
-    }
-
-    /**
-     * Returns the variant whose busiest SM reads the fewest rows: of weights, and half of those of
-     * x, which come from L2.
-     */
-    private Variant variant(int chunkRows, Function<Variant, Long> groups) {
-        return variants.stream()
-                .filter(variant -> variant.rows == chunkRows)
-                .min(
-                        Comparator.comparingLong(
-                                variant ->
-                                        ceilDiv(groups.apply(variant), multiprocessors)
-                                                * (TILE * variant.tiles + variant.rows / 2)))
-                .orElseThrow();
-    }
-
-    private void multiply(
-            CudaStream stream, Variant variant, Function<KernelArguments, KernelArguments> put) {
-        put.apply(arguments.clear().addStruct(MATMUL))
-                .put("chunks", chunks())
-                .put("chunk_count", Torch.dataPointer(routing))
-                .put("pairs", pairs());
-        LaunchSize size =
-                LaunchSize.of(multiprocessors, MATMUL_THREADS).withShared(variant.sharedBytes);
-        variant.kernel.launch(stream, size.asDependent(), arguments);
-    }
-
-    private static long ceilDiv(long a, long b) {
-        return (a + b - 1) / b;
     }
 
     @Override

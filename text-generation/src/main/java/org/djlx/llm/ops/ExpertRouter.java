@@ -10,7 +10,7 @@ import org.djlx.llm.model.LayerConfig;
 
 /**
  * The tokens of one expert, and the weight of the expert's result for each. The host chooses them
- * from the router's scores.
+ * by the router's logits.
  */
 final class ExpertRouter {
 
@@ -20,15 +20,17 @@ final class ExpertRouter {
     private ExpertRouter() {}
 
     /**
-     * Chooses for each token the experts with the highest scores, of shape (tokens, experts); of
-     * equal scores the first ones. Returns the tokens of each expert that has some; without those
-     * whose weight rounds to 0.
+     * Chooses for each token the experts with the highest logits; among equal logits, those with
+     * the lowest index. Returns the tokens of each expert that has some, without tokens whose
+     * weight rounds to 0.
+     *
+     * @param logits of shape (tokens, experts)
      */
-    static Map<Integer, ExpertRouter> route(LayerConfig.Experts experts, float[] scores) {
+    static Map<Integer, ExpertRouter> route(LayerConfig.Experts experts, float[] logits) {
         int count = experts.count();
         Map<Integer, ExpertRouter> routes = new TreeMap<>();
-        for (int token = 0; token < scores.length / count; token++) {
-            float[] row = Arrays.copyOfRange(scores, token * count, (token + 1) * count);
+        for (int token = 0; token < logits.length / count; token++) {
+            float[] row = Arrays.copyOfRange(logits, token * count, (token + 1) * count);
             boolean[] taken = new boolean[count];
             int[] chosen = new int[experts.chosen()];
             for (int i = 0; i < chosen.length; i++) {

@@ -171,14 +171,15 @@ public final class ModelKernels implements AutoCloseable {
      *     <ul>
      *       <li>CPU ranks, a compute capability below 8.0, or no NVRTC
      *       <li>float32
-     *       <li>experts with biases, quantized ones, more than {@link ExpertKernels#MAX_EXPERTS},
-     *           or more than {@link ExpertKernels#MAX_CHOSEN} chosen ones of a token
+     *       <li>experts with biases or quantized weights; more than {@link
+     *           ExpertKernels#MAX_EXPERTS} in a layer, or more than {@link
+     *           ExpertKernels#MAX_CHOSEN} for a token
      *       <li>GELU; norms after attention or MLP; limited scores or logits
      *       <li>a head size above 128, or not a multiple of 16
      *       <li>a vocabulary of more than {@value DecoderKernels#MAX_TOKENS} tokens
      *       <li>more than 8 query heads for each KV head
-     *       <li>a hidden size, query size of a rank or intermediate size of a rank, also of
-     *           experts, that is not a multiple of 8
+     *       <li>a hidden size, query size of a rank, or intermediate size of a rank (of the MLP or
+     *           of an expert) that is not a multiple of 8
      *       <li>no peer access between the ranks
      *     </ul>
      *
@@ -397,7 +398,7 @@ public final class ModelKernels implements AutoCloseable {
         return product;
     }
 
-    /** Returns the rows as matmuls of prefills take them: in e4m3 if weights are. */
+    /** Returns rows for a prefill's matmul: rounded to e4m3 if the weights are in e4m3. */
     Operand forMatmul(Operand x) {
         if (!hasE4m3Prefill || x.isE4m3()) {
             return x;
@@ -407,7 +408,7 @@ public final class ModelKernels implements AutoCloseable {
         return to;
     }
 
-    /** Returns a projection of 4-bit weights with weights in 16 bits, which the manager owns. */
+    /** Dequantises a projection of 4-bit weights to 16 bits; the manager owns the new weights. */
     ModelWeights.Linear dequantized(ModelWeights.Linear linear, NDManager manager) {
         QuantizedMatrix weights = linear.quantized();
         Shape shape = new Shape(weights.outputs(), weights.inputs());

@@ -150,7 +150,9 @@ class ExpertKernelsGpuTest {
             Exception e =
                     assertThrows(
                             IllegalArgumentException.class, () -> mixture.launch(4, new int[4]));
-            assertEquals("4 rows with 2 experts each are more than 6 pairs", e.getMessage());
+            assertEquals(
+                    "4 rows with 2 experts each are 8 pairs, but the buffers hold 6",
+                    e.getMessage());
         }
     }
 
