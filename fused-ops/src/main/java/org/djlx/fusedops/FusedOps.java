@@ -505,15 +505,19 @@ public final class FusedOps {
 
     /**
      * As {@link #allReduceRmsNorm(NormedResidual, NDArray, NDArray, NDArray, float, ProcessGroup)},
-     * but rounds the norm to e4m3 as well, for a matmul of float8 matrices. The norm is first
-     * rounded to the element type; the scale of a row is its largest magnitude divided by 448.
+     * but writes the norm in e4m3, for {@link #allGatherScaledMatmul} or another matmul of float8
+     * matrices. The norm is first rounded to the element type. Each row is then scaled so that its
+     * largest magnitude becomes 448, the largest number of e4m3; the scale of the row is that
+     * magnitude divided by 448.
      *
-     * <p>On GPUs of compute capability 8.0 or later, for rows of at most 47 KiB in float16 or
-     * bfloat16, of a multiple of 8 elements. Others are refused.
+     * <p>Needs a GPU of compute capability 8.0 or later, and rows in float16 or bfloat16 of a
+     * multiple of 8 elements, up to 47 KiB.
      *
      * @param outputs the arrays for the new residual, and for the norm in {@link
-     *     ScalarType#FLOAT8_E4M3FN}
-     * @param scales the array for the scales, contiguous, of shape (…, 1) in float32
+     *     ScalarType#FLOAT8_E4M3FN}; the address of the norm is a multiple of 8
+     * @param scales the array for the scales in float32, contiguous, of the partial's shape with 1
+     *     as the last dimension
+     * @throws IllegalArgumentException if an array, the type or the device is not supported
      */
     public static void allReduceRmsNorm(
             NormedResidual outputs,

@@ -4,8 +4,8 @@ package org.djlx.fusedops;
 import ai.djl.ndarray.NDArray;
 
 /**
- * The result of {@link FusedOps#allReduceRmsNorm}. Both arrays have the shape and type of the
- * partial, except for a norm in e4m3.
+ * The result of {@link FusedOps#allReduceRmsNorm}. Both arrays have the shape of the partial, and
+ * its type, unless the norm is in e4m3.
  */
 public final class NormedResidual {
 

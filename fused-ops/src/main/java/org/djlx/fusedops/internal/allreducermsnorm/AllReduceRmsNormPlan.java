@@ -47,7 +47,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     public static final OpType TYPE = new OpType("allReduceRmsNorm");
 
     private static final String ALGORITHM = Path.FUSED.toString();
-    private static final int E4M3_PACK = 8; // elements that a thread rounds to e4m3 at a time
+    private static final int E4M3_PACK = 8; // elements that a thread stores at a time in e4m3
 
     private final GroupPlans plans;
     private final ScalarType type;
@@ -67,15 +67,15 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     /**
-     * The destinations of a call's results.
+     * The destinations of a call's results; new residual, norm and scales by address.
      *
-     * @param scales the address of the scales of a norm in e4m3; 0 if it has the type of the inputs
-     * @param written all arrays
+     * @param scales of a norm in e4m3; 0 if the norm has the type of the inputs
+     * @param written all arrays that the call writes
      */
     private record Outputs(
             NormedResidual arrays, long residual, long norm, long scales, NDArray... written) {
 
-        /** Returns all arrays of a call, which a graph keeps. */
+        /** Returns all arrays of a call, which a recorded graph keeps alive. */
         NDArray[] and(NDArray... inputs) {
             NDArray[] all = Arrays.copyOf(written, written.length + inputs.length);
             System.arraycopy(inputs, 0, all, written.length, inputs.length);
@@ -107,7 +107,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
                 (plan, call) -> plan.runInto(call, outputs));
     }
 
-    /** Runs a call whose norm is rounded to e4m3. */
+    /** Runs a call that writes a norm in e4m3 and its scales. */
     public static void run(
             NormedResidual outputs,
             NDArray scales,
@@ -272,9 +272,11 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         OperandChecks checks = call.checks();
         if (!roundsToE4m3) {
             throw checks.wrong(
-                    "rows of %d %s on %s have no kernel that rounds to e4m3: pass no scales, and"
-                            + " a norm of that type",
-                    hidden, type, call.group().device());
+                    "rows of %d %s on %s have no kernel that rounds to e4m3, which takes a GPU of"
+                            + " compute capability 8.0 or later, float16 or bfloat16, and a"
+                            + " multiple of %d elements up to 47 KiB: pass no scales, and a norm of"
+                            + " the partial's type",
+                    hidden, type, call.group().device(), E4M3_PACK);
         }
         checks.checkNotNull("outputs", outputs);
         long sum = checkOutput(call, "new residual", outputs.residual(), shape, type);
