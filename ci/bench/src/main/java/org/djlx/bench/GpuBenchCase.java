@@ -32,9 +32,14 @@ import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
 /**
- * An operation at one size in bfloat16: its contenders, and the expected result. A is (m, k) and
- * unsharded B (k, n); of an all-reduce + RMSNorm m are the rows and n their elements; of an expert
- * exchange m are the tokens of all ranks, n their elements, and k the experts of a token.
+ * An operation at one size in bfloat16: its contenders, and the expected result. The sizes are
+ *
+ * <ul>
+ *   <li>of a matmul: A is (m, k), unsharded B (k, n)
+ *   <li>of an all-reduce + RMSNorm: m rows of n elements
+ *   <li>of an expert exchange: m tokens of all ranks together, n elements each; k experts of a
+ *       token
+ * </ul>
  *
  * @param path the forced path of a fused operator; null if the operator chooses
  * @param bytes for all-reduce and broadcast the size of the tensor; for all-gather and
@@ -55,8 +60,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         expertExchange
     }
 
-    private static final int EXPERTS = 128; // at most, of an expert exchange; as in Qwen3-MoE
-    private static final int ALIGNMENT = 8; // of an expert's rows
+    private static final int EXPERTS = 128; // Qwen3-MoE's; rounded down to a multiple of ranks
+    private static final int ALIGNMENT = 8; // an expert's received rows are padded to a multiple
     private static final float EPSILON = 1e-5f; // of an RMSNorm
     private static final int WARM_UP = 200; // calls; a column reports the first calls
     private static final int TIMED = 5; // calls per round
@@ -438,8 +443,8 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
     }
 
     /**
-     * Adds the way to the experts and back, without experts. A token has a row for each of its
-     * experts, which are random.
+     * Adds an expert exchange: an all-to-all sends the tokens to their experts, which are random,
+     * and a second one sends the same rows back. A token has a row for each of its experts.
      */
     private Supplier<NDArray> addExperts(
             BenchRank rank, int turns, Map<String, Contender> contenders) {
@@ -451,7 +456,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         int experts = EXPERTS / worldSize * worldSize;
         Arrays.setAll(splits, r -> splits(r, tokens, experts));
         NDManager manager = rank.manager();
-        NDArray sent = manager.create(splits[own]);
+        NDArray sent = manager.create(splits[own]); // rows for each expert
         NDArray routed = manager.zeros(new Shape(2, experts), DataType.INT64);
         NDArray returned = manager.zeros(new Shape(2, experts), DataType.INT64);
         NDArray forExperts = rank.empty(capacity(splits), n);
@@ -470,7 +475,7 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return () -> doubles(rank.input(own, 0, 0, rows, n));
     }
 
-    /** Returns the rows of a rank for each expert. */
+    /** Returns the number of rows that a rank sends to each expert. */
     private long[] splits(int rank, int tokens, int experts) {
         SplittableRandom random = new SplittableRandom(rank);
         long[] rows = new long[experts];
@@ -480,14 +485,14 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return rows;
     }
 
-    /** Returns the most rows that a rank receives, padded for each expert. */
+    /** Returns the largest number of rows that a rank receives, with each expert's padding. */
     private static long capacity(long[][] splits) {
         int experts = splits[0].length;
         long[] padded = new long[splits.length];
         for (int expert = 0; expert < experts; expert++) {
             long rows = 0;
-            for (long[] ofSource : splits) {
-                rows += ofSource[expert];
+            for (long[] ofRank : splits) {
+                rows += ofRank[expert];
             }
             padded[expert * splits.length / experts] +=
                     Math.max(1, (rows + ALIGNMENT - 1) / ALIGNMENT) * ALIGNMENT;

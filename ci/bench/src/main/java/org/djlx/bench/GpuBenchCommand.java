@@ -72,7 +72,7 @@ final class GpuBenchCommand extends ReportCommand {
                         + " example square:256-512. gathered:SHAPE, fused:SHAPE, pipelined:SHAPE or"
                         + " nccl:SHAPE: with that path forced. norm:8x4096: an all-reduce + RMSNorm"
                         + " of 8 rows. norms: the norms of decode steps. experts:512x2048x8: 512"
-                        + " tokens of 2048 elements, sent to 8 of 128 experts each and back.")
+                        + " tokens of 2048 elements, each sent to 8 of 128 experts and back.")
     private List<String> shapes;
 
     @Option(
