@@ -224,6 +224,10 @@ public final class ModelKernels implements AutoCloseable {
         requireKernels(config, Quantization.NONE, possible, true);
         boolean fp8 = quantization == Quantization.FP8;
         Required.check(
+                quantization == Quantization.NONE || !config.hasExperts(),
+                "on GPUs, experts need weights of 16 bits, not %s; use no quantization",
+                quantization);
+        Required.check(
                 quantization != Quantization.INT8,
                 "int8 weights are supported on CPUs only, not on %s; use fp8 or int4",
                 device);

@@ -23,6 +23,7 @@ import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.LlamaConfig;
 import org.djlx.llm.model.LlamaFiles;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.ModelFixture;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.model.TrainedLlama;
 import org.djlx.llm.model.WeightMap;
@@ -246,6 +247,25 @@ class QuantizationTest {
             String message)
             throws Exception {
         LlamaFiles.write(directory, LlamaFiles.config(type, true), 1);
+        refuses(quantization, dtype, gpus, message);
+    }
+
+    /** Whether there are kernels for the sizes and the GPU does not matter. */
+    @ParameterizedTest
+    @CsvSource({
+        "FP8, AUTO, 1, fp8",
+        "INT4, AUTO, 1, int4",
+        "FP8, FP8, 2, fp8",
+        "INT4, AUTO, 2, int4",
+        "INT8, AUTO, 1, int8"
+    })
+    void gpusRefuseQuantizedExperts(
+            Quantization quantization, KvCacheDtype dtype, int gpus, String text) throws Exception {
+        ModelFixture.write("mixtral", directory, ScalarType.BFLOAT16);
+        refuses(quantization, dtype, gpus, "experts need weights of 16 bits, not " + text);
+    }
+
+    private void refuses(Quantization quantization, KvCacheDtype dtype, int gpus, String message) {
         TextEngine.Builder builder =
                 TextEngine.builder()
                         .setDirectory(directory)
