@@ -26,7 +26,7 @@ import java.util.regex.Pattern;
  * <ul>
  *   <li>{@code <!-- results FILE -->}: the tables of that file of ci/results; docs/images has its
  *       chart
- *   <li>{@code <!-- results highlights -->}: four rows of several files
+ *   <li>{@code <!-- results highlights -->}: a few rows of several files
  *   <li>{@code <!-- samples/run.sh COMMAND -->}: the output of that command
  * </ul>
  */

@@ -71,6 +71,24 @@ class ResultsPagesTest {
         assertEquals(text, Files.readString(readme));
     }
 
+    /** On a host without PyTorch, decode.json has no times of it. */
+    @Test
+    void highlightsNeedNoPyTorch() throws Exception {
+        copy();
+        Path file = dir.resolve("ci/results/decode.json");
+        JsonObject report = JsonParser.parseString(Files.readString(file)).getAsJsonObject();
+        report.getAsJsonArray("steps")
+                .forEach(step -> step.getAsJsonObject().add("torchMicros", new JsonObject()));
+        Files.writeString(file, report.toString());
+        run();
+        assertTrue(
+                Files.readAllLines(dir.resolve("README.md")).stream()
+                        .anyMatch(
+                                line ->
+                                        line.matches(
+                                                "\\| decode step, .* [\\d.]+ ms \\| \\| \\|")));
+    }
+
     @Test
     void namesACommitWithUncommittedChangesDirty() throws Exception {
         copy();
