@@ -139,8 +139,12 @@ record ModelRanks(
             ProcessGroup group,
             WeightFormat format,
             TensorFiles files,
-            boolean inPlace) {
+            boolean inPlace)
+            throws IOException {
         int ranks = group.worldSize();
+        if (config.hasExperts()) {
+            DeviceKinds.requireSame(group);
+        }
         Progress progress = group.rank() == 0 ? settings.progress() : null;
         long start = System.nanoTime();
         ModelWeights weights =

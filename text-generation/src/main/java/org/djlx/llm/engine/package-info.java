@@ -5,6 +5,7 @@
  * BlockHash          identifies a block's tokens and all tokens before them
  * BlockPool          the blocks of the KV cache: references, hashes, eviction
  * CacheSize          chooses the size of the KV cache from the memory that is left
+ * DeviceKinds        checks that ranks that choose experts compute the same logits
  * EmbeddingQueue     the texts that wait to be embedded, and batches of them
  * EngineCore         the engine loop: schedule, run a step on the ranks, publish its tokens
  * GeneratorSettings  the checked options of a generator
