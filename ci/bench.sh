@@ -22,6 +22,7 @@
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
 #     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it; then without PyTorch and
 #     with fp8 weights and cache, into FILE-fp8.json; on one GPU also with int4 weights for few sequences, into FILE-int4.json.
+#     Not for models with experts, which have no fp8 weights: use `ci/bench/run.sh bench-decode --model 30b-a3b-12l`.
 #     Without GPUs, a tiny model on 2 CPU ranks, then `ci/bench.sh llama-cpp` if npm is installed
 #     DJLX_CLASS_PATH names the class path of a build made elsewhere: ci/ and Java are then enough
 #   ci/bench.sh read
@@ -29,6 +30,7 @@
 #   ci/bench.sh llama-cpp [SIZE]
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for
 #     each type of weights, with 1 and 2 threads and with 2 ranks; prints a table for each
+# FILE.json is that of --json, by default a file in ci/results, which git tracks: give another one to try.
 # DJLX_PYTHON=python3 measures on the PyTorch that pip has installed.
 set -euo pipefail
 

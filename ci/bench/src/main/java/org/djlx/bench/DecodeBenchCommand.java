@@ -30,6 +30,7 @@ import org.djlx.llm.model.LoraConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.KvCache;
+import org.djlx.llm.ops.ModelKernels;
 import org.djlx.llm.server.GenerationServer;
 import org.djlx.llm.server.ModelOptions;
 import org.djlx.llm.server.ServerOptions;
@@ -191,8 +192,9 @@ final class DecodeBenchCommand extends ReportCommand {
         refuseIf(
                 model.ranks().areProcesses(),
                 "ranks that are processes need a model that exists: give DIR");
-        try (RandomLlama random =
-                RandomLlama.write(size == null ? RandomLlama.Size.TINY : size, null, parent)) {
+        RandomLlama.Size written = size == null ? RandomLlama.Size.TINY : size;
+        check(written.config());
+        try (RandomLlama random = RandomLlama.write(written, null, parent)) {
             return measure(random.directory());
         }
     }
@@ -208,12 +210,10 @@ final class DecodeBenchCommand extends ReportCommand {
         for (Path file : files) {
             bytes += Files.size(file);
         }
+        ModelConfig config = ModelConfig.read(directory);
+        check(config);
         double readSeconds = readSeconds(files, ranks);
         rates = model.isGpu() ? rates() : null; // before the model takes the memory
-        ModelConfig config = ModelConfig.read(directory);
-        refuseIf(
-                python != null && config.hasExperts(),
-                "--torch compares with models without experts; leave it out");
         List<StepRow> steps;
         FirstToken first;
         List<DecodeBench.Row> served;
@@ -236,6 +236,18 @@ final class DecodeBenchCommand extends ReportCommand {
         }
         printTables();
         return served.stream().allMatch(row -> row.errors().isEmpty()) ? 0 : 1;
+    }
+
+    /** Refuses options that do not fit the model, before it is written or read. */
+    private void check(ModelConfig config) {
+        refuseIf(
+                python != null && config.hasExperts(),
+                "--torch compares with models without experts; leave it out");
+        ModelKernels.check(
+                config,
+                model.isGpu() ? Device.gpu(0) : Device.cpu(),
+                model.ranks().worldSize(),
+                model.quantization());
     }
 
     /** Returns the rates of the first GPU; null if they cannot be measured. */

@@ -69,6 +69,11 @@ public final class RandomLlama implements AutoCloseable {
             this.config = config;
         }
 
+        /** {@return the configuration, in the type in which such a model is written} */
+        public ModelConfig config() {
+            return config.apply(type);
+        }
+
         @Override
         public String toString() {
             return text;
