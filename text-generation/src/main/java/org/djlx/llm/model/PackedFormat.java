@@ -65,9 +65,10 @@ public record PackedFormat(Layout layout, int groupSize) {
         Layout layout = LAYOUTS.get(method + " " + variant);
         Required.check(
                 layout != null,
-                "quantization_config has the quant_method '%s' and the version or checkpoint_format"
-                    + " '%s', which are not supported; supported are awq gemm, gptq and gptq_v2;"
-                    + " use such a model, or one without quantization",
+                "quantization_config has the quant_method '%s' (as version or checkpoint_format"
+                    + " '%s'), which is not supported; supported are awq gemm, gptq and gptq_v2;"
+                    + " use such a model, or one in 16 bits, which can be quantised when it is"
+                    + " loaded",
                 method,
                 variant);
         int bits = json.integer("bits", null);

@@ -214,9 +214,12 @@ public final class ModelKernels implements AutoCloseable {
         }
         if (!device.isGpu()) {
             Required.check(
-                    !fp8Cache, "fp8 keys and values are for GPUs; use the KV cache dtype auto");
+                    !fp8Cache,
+                    "fp8 keys and values are for GPUs; set a GPU as the device, or the KV cache"
+                            + " dtype auto");
             Required.check(
-                    quantization != Quantization.FP8, "fp8 weights are for GPUs; use int8 or int4");
+                    quantization != Quantization.FP8,
+                    "fp8 weights are for GPUs; set a GPU as the device, or use int8 or int4");
             NativeLibrary.CPU_KERNELS.ensureAvailability();
             return;
         }

@@ -203,7 +203,7 @@ class ArchitectureTest {
         "qwen3, quantization_config, '{\"quant_method\": \"gptq\"}', bits is missing",
         "qwen3, quantization_config, '{\"quant_method\": \"awq\", \"version\": \"GEMV\"}', 'gemv'",
         "qwen3, quantization_config, '{\"quant_method\": \"gptq\", \"checkpoint_format\":"
-                + " \"marlin\"}', 'gptq'' and the version or checkpoint_format ''marlin'",
+                + " \"marlin\"}', 'gptq'' (as version or checkpoint_format ''marlin'",
         "qwen3, quantization_config, '{\"quant_method\": \"bitsandbytes\"}', 'bitsandbytes'",
         "qwen3, quantization_config, '{\"quant_method\": \"fp8\"}', 'fp8'",
         "qwen3, quantization_config, '{\"quant_method\": \"gptq\", \"bits\": 4, \"group_size\":"

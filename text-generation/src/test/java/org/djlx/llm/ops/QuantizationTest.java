@@ -232,9 +232,11 @@ class QuantizationTest {
         "INT8, FP8, BFLOAT16, 2, int8 weights are supported on CPUs only",
         "FP8, AUTO, FLOAT16, 1, fp8 weights need a model in bfloat16",
         "FP8, AUTO, FLOAT16, 2, fp8 weights need a model in bfloat16",
-        "FP8, AUTO, BFLOAT16, 0, fp8 weights are for GPUs; use int8",
-        "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
-        "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; use the KV cache dtype auto",
+        "FP8, AUTO, BFLOAT16, 0, fp8 weights are for GPUs; set a GPU as the device, or use int8",
+        "NONE, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; set a GPU as the device, or the"
+                + " KV cache dtype auto",
+        "INT8, FP8, BFLOAT16, 0, fp8 keys and values are for GPUs; set a GPU as the device, or the"
+                + " KV cache dtype auto",
         "NONE, FP8, FLOAT32, 1, fp8 keys and values need kernels",
         "NONE, , BFLOAT16, 1, the KV cache dtype is null; use KvCacheDtype.AUTO",
         ", AUTO, BFLOAT16, 1, the quantization is null; use Quantization.NONE"
