@@ -74,6 +74,7 @@ version=$(sed -n 's|^  <version>\(.*\)</version>$|\1|p' "$root/pom.xml")
 grep -q "^## $version" "$root/CHANGELOG.md" || die "CHANGELOG.md has no section: ## $version"
 
 if [[ -n $build ]]; then
+  ! grep -q "^## $version, not released" "$root/CHANGELOG.md" || die "CHANGELOG.md says that $version is not released: remove that from its heading"
   say "Building the bundle of version $version in target/bundle"
   rm -rf "$bundle" "$bundle.zip"
   maven -q -Prelease ${key:+"-Dgpg.keyname=$key"} -DskipTests -pl ".,djlx-bom,$(published_modules | paste -sd,)" "$@" deploy >&2

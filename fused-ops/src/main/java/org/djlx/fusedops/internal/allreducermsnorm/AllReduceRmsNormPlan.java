@@ -260,9 +260,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         call.checks().checkNotNull("outputs", outputs);
         long sum = checkOutput(call, "new residual", outputs.residual(), shape, type);
         long norm = checkOutput(call, "norm", outputs.norm(), shape, type);
-        if (rows > 0 && sum == norm) {
-            throw call.checks().wrong("the new residual and the norm go to the same array");
-        }
+        checkApart(call, sum, norm);
         run(call, new Outputs(outputs, sum, norm, 0, outputs.residual(), outputs.norm()));
         return outputs;
     }
@@ -284,12 +282,19 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         long[] sizes = shape.getShape().clone();
         sizes[sizes.length - 1] = 1;
         long scale = checkOutput(call, "scales", scales, new Shape(sizes), ScalarType.FLOAT32);
+        checkApart(call, sum, norm);
         if (norm % E4M3_PACK != 0) {
             throw checks.wrong("the address of norm must be a multiple of %d", E4M3_PACK);
         }
         NDArray[] written = {outputs.residual(), outputs.norm(), scales};
         run(call, new Outputs(outputs, sum, norm, scale, written));
         return outputs;
+    }
+
+    private void checkApart(Call call, long sum, long norm) {
+        if (rows > 0 && sum == norm) {
+            throw call.checks().wrong("the new residual and the norm go to the same array");
+        }
     }
 
     private long checkOutput(
