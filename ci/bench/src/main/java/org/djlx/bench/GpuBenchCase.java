@@ -465,11 +465,9 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         IntConsumer exchange =
                 i -> {
                     VariableAllToAll.allToAllVdev2d(
-                                    rank.ours(), forExperts, inputs.get(i), sent, routed, ALIGNMENT)
-                            .await();
+                            rank.ours(), forExperts, inputs.get(i), sent, routed, ALIGNMENT);
                     VariableAllToAll.allToAllVdev2dOffset(
-                                    rank.ours(), backs.get(i), forExperts, routed, returned)
-                            .await();
+                            rank.ours(), backs.get(i), forExperts, routed, returned);
                 };
         contenders.put(OURS, intoArrays(exchange, backs.get(0)));
         return () -> doubles(rank.input(own, 0, 0, rows, n));
