@@ -23,7 +23,6 @@ import picocli.CommandLine;
 
 /** {@code train} on two GPUs. */
 @Tag("gpu")
-@Tag("beside")
 @Timeout(300)
 class TrainCommandGpuTest {
 

@@ -144,8 +144,8 @@ class DecoderKernelsGpuTest {
             check(kernels, type, gated, 1002 * one, 1104);
             check(kernels, type, gated, 102 * one, 48);
             check(kernels, type, gated, 3002 * one, 528);
-            check(kernels, type, gated, 7151 * one, 144);
-            check(kernels, type, gated, 14302 * one, 144);
+            check(kernels, type, gated, 7150 * one, 144);
+            check(kernels, type, gated, 14300 * one, 144);
             assertFalse(wideMatmul.isFor(mostRows() + 1, 34, 36));
             assertFalse(wideMatmul.isFor(9, 33, 36));
             assertFalse(wideMatmul.isFor(9, 34, 35));
