@@ -31,8 +31,8 @@ import org.junit.jupiter.params.provider.CsvSource;
 class TrainingMemoryTest {
 
     private static final int WARM = 500;
-    private static final int STEPS = 3000;
-    private static final int TIMES = 5;
+    private static final int STEPS = 1000;
+    private static final int TIMES = 15;
 
     private static final long MOST = 1024L * STEPS; // An activation of a rank has 32 KB.
     private static final int ROWS = 1024;

@@ -687,7 +687,11 @@ class GenerationServerTest {
         assertTrue(first.startsWith("req_") && second.startsWith("req_"), first + second);
         assertFalse(first.equals(second));
         String answer =
-                exchange("GET /none HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: a b\r\n\r\n");
+                exchange(
+                        "GET /none HTTP/1.1\r\n"
+                                + "Host: localhost\r\n"
+                                + "Connection: close\r\n"
+                                + "X-Request-Id: a b\r\n\r\n");
         assertTrue(answer.contains("x-request-id: req_"), answer);
         assertTrue(exchange("no HTTP\r\n\r\n").contains("x-request-id: req_"));
     }
@@ -713,7 +717,11 @@ class GenerationServerTest {
                             "/127.0.0.1:[0-9]+ \"POST /v1/completions\" 200 [0-9]+ ms"
                                     + " req_[-0-9a-f]+"),
                     line);
-            exchange("GET /a\u00e9b HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: 7\r\n\r\n");
+            exchange(
+                    "GET /a\u00e9b HTTP/1.1\r\n"
+                            + "Host: localhost\r\n"
+                            + "Connection: close\r\n"
+                            + "X-Request-Id: 7\r\n\r\n");
             line = lines.take();
             assertTrue(line.contains("\"GET /a??b\" 404 ") && line.endsWith(" ms 7"), line);
             String refused = exchange("GET /a\u0007b HTTP/1.1\r\nHost: localhost\r\n\r\n");
