@@ -57,8 +57,8 @@ class TrainCommandGpuTest {
     void learnsAsOnTheCpu() {
         String onCpu = train("--data-parallel", "2");
         String onGpus = train("--data-parallel", "2", "--device", "gpu");
-        List<Float> expected = TrainCommandTest.losses(onCpu);
-        List<Float> actual = TrainCommandTest.losses(onGpus);
+        List<Float> expected = TrainCommandCase.losses(onCpu);
+        List<Float> actual = TrainCommandCase.losses(onGpus);
         assertEquals(8, expected.size(), onCpu);
         assertEquals(8, actual.size(), onGpus);
         for (int i = 0; i < expected.size(); i++) {
