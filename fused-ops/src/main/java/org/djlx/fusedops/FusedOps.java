@@ -482,7 +482,7 @@ public final class FusedOps {
      */
     public static NormedResidual allReduceRmsNorm(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        return AllReduceRmsNormPlan.run(partial, residual, weight, epsilon, group);
+        return AllReduceRmsNormPlan.call(partial, residual, weight, epsilon, group).run();
     }
 
     /**
@@ -500,7 +500,7 @@ public final class FusedOps {
             NDArray weight,
             float epsilon,
             ProcessGroup group) {
-        AllReduceRmsNormPlan.run(outputs, partial, residual, weight, epsilon, group);
+        AllReduceRmsNormPlan.call(partial, residual, weight, epsilon, group).runInto(outputs);
     }
 
     /**
@@ -527,7 +527,8 @@ public final class FusedOps {
             NDArray weight,
             float epsilon,
             ProcessGroup group) {
-        AllReduceRmsNormPlan.run(outputs, scales, partial, residual, weight, epsilon, group);
+        AllReduceRmsNormPlan.call(partial, residual, weight, epsilon, group)
+                .runInto(outputs, scales);
     }
 
     /**

@@ -64,11 +64,8 @@ final class GatherLastDim extends P2pGatherPath {
     @Override
     protected void enqueue(Operation operation, Call call) {
         compute.begin();
-        OperationScope scope = plans.scope();
-        try {
+        try (OperationScope scope = plans.scope()) {
             enqueue(operation, call, scope);
-        } finally {
-            scope.close();
         }
     }
 

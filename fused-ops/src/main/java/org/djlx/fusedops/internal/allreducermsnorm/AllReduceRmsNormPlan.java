@@ -7,7 +7,7 @@ import ai.djl.ndarray.NDManager;
 import ai.djl.ndarray.types.Shape;
 import java.util.Arrays;
 import java.util.Optional;
-import java.util.function.BiFunction;
+import java.util.function.Function;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.collectives.Work;
@@ -59,10 +59,39 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     private final boolean roundsToE4m3;
     private final TensorTemplate output; // of each result
 
-    private record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
+    /** A call, checked apart from sizes and types, which its plan checks. */
+    public record Call(OperandChecks checks, Operands inputs, float epsilon, ProcessGroup group) {
 
-        NDArray partial() {
+        private NDArray partial() {
             return inputs.array(0);
+        }
+
+        /** Runs the call; its results are new arrays in the manager of the partial. */
+        public NormedResidual run() {
+            return run(plan -> plan.runNew(this));
+        }
+
+        /** Runs the call, and writes the results to given arrays. */
+        public void runInto(NormedResidual outputs) {
+            run(plan -> plan.runInto(this, outputs));
+        }
+
+        /** Runs the call, and writes the results, a norm in e4m3 and its scales to given arrays. */
+        public void runInto(NormedResidual outputs, NDArray scales) {
+            run(plan -> plan.runInto(this, outputs, scales));
+        }
+
+        @SuppressWarnings("try") // the stream is not named in the body
+        private NormedResidual run(Function<AllReduceRmsNormPlan, NormedResidual> body) {
+            GroupPlans plans = GroupPlans.of(group);
+            try (CurrentStreams.Scope stream = plans.hold()) {
+                synchronized (plans) {
+                    return body.apply(plan(plans, this));
+                }
+            } catch (EngineException | VirtualMachineError e) {
+                GroupPlans.failed(group, e);
+                throw e;
+            }
         }
     }
 
@@ -88,55 +117,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
         void run(Call call, OperationScope scope, Outputs outputs);
     }
 
-    /** Runs a call whose results are new arrays in the manager of the partial. */
-    public static NormedResidual run(
-            NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
-        return run(
-                checked(partial, residual, weight, epsilon, group), AllReduceRmsNormPlan::runNew);
-    }
-
-    public static void run(
-            NormedResidual outputs,
-            NDArray partial,
-            NDArray residual,
-            NDArray weight,
-            float epsilon,
-            ProcessGroup group) {
-        run(
-                checked(partial, residual, weight, epsilon, group),
-                (plan, call) -> plan.runInto(call, outputs));
-    }
-
-    /** Runs a call that writes a norm in e4m3 and its scales. */
-    public static void run(
-            NormedResidual outputs,
-            NDArray scales,
-            NDArray partial,
-            NDArray residual,
-            NDArray weight,
-            float epsilon,
-            ProcessGroup group) {
-        run(
-                checked(partial, residual, weight, epsilon, group),
-                (plan, call) -> plan.runInto(call, outputs, scales));
-    }
-
-    @SuppressWarnings("try") // the stream is not named in the body
-    private static NormedResidual run(
-            Call call, BiFunction<AllReduceRmsNormPlan, Call, NormedResidual> run) {
-        GroupPlans plans = GroupPlans.of(call.group());
-        try (CurrentStreams.Scope stream = plans.hold()) {
-            synchronized (plans) {
-                return run.apply(plan(plans, call), call);
-            }
-        } catch (EngineException | VirtualMachineError e) {
-            GroupPlans.failed(call.group(), e);
-            throw e;
-        }
-    }
-
-    /** Checks an all-reduce + RMSNorm, apart from sizes and types, which its plan checks. */
-    private static Call checked(
+    public static Call call(
             NDArray partial, NDArray residual, NDArray weight, float epsilon, ProcessGroup group) {
         OperandChecks checks = new OperandChecks(TYPE.toString());
         checks.checkNotNull("the group", group);
@@ -309,11 +290,8 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
     }
 
     private void run(Call call, Outputs outputs) {
-        OperationScope scope = plans.scope();
-        try {
+        try (OperationScope scope = plans.scope()) {
             path.run(call, scope, outputs);
-        } finally {
-            scope.close();
         }
     }
 
@@ -324,6 +302,20 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
 
     private long address(Call call, NDArray contiguous, int input) {
         return inPlace[input] ? call.inputs().address(input) : Torch.dataPointer(contiguous);
+    }
+
+    private RmsNormKernels.Rows rows(
+            Call call, Outputs outputs, long partial, NDArray residual, NDArray weight) {
+        return new RmsNormKernels.Rows(
+                outputs.residual(),
+                outputs.norm(),
+                outputs.scales(),
+                partial,
+                address(call, residual, 1),
+                address(call, weight, 2),
+                type,
+                rows,
+                hidden);
     }
 
     /** Sums the partials of all ranks into the new residual. */
@@ -347,16 +339,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
             NDArray residual = contiguous(call, scope, 1);
             NDArray weight = contiguous(call, scope, 2);
             RmsNormKernels.Rows of =
-                    new RmsNormKernels.Rows(
-                            outputs.residual(),
-                            outputs.norm(),
-                            outputs.scales(),
-                            address(call, partial, 0),
-                            address(call, residual, 1),
-                            address(call, weight, 2),
-                            type,
-                            rows,
-                            hidden);
+                    rows(call, outputs, address(call, partial, 0), residual, weight);
             NDArray[] used = outputs.and(partial, residual, weight);
             Work work =
                     call.group()
@@ -385,16 +368,7 @@ public final class AllReduceRmsNormPlan implements FusedPlan {
             NDArray residual = contiguous(call, scope, 1);
             NDArray weight = contiguous(call, scope, 2);
             kernels.add(
-                    new RmsNormKernels.Rows(
-                            outputs.residual(),
-                            outputs.norm(),
-                            outputs.scales(),
-                            sumAddress,
-                            address(call, residual, 1),
-                            address(call, weight, 2),
-                            type,
-                            rows,
-                            hidden),
+                    rows(call, outputs, sumAddress, residual, weight),
                     call.epsilon(),
                     outputs.and(call.partial(), residual, weight));
         };

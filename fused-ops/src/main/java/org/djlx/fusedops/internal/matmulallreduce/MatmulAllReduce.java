@@ -70,9 +70,8 @@ public record MatmulAllReduce(ScalarType type, Shape product) {
     }
 
     private void compute(ProcessGroup group, NDArray result, NDArray a, NDArray b, int pieces) {
-        OperationScope scope = GroupPlans.of(group).scope();
         List<Work> works = new ArrayList<>(pieces);
-        try {
+        try (OperationScope scope = GroupPlans.of(group).scope()) {
             NDArray left = scope.add(Axes.matrix(scope.contiguous(scope.alias(a), type)));
             NDArray whole = scope.add(Axes.matrix(scope.alias(result)));
             long rows = Axes.rows(product);
@@ -84,8 +83,6 @@ public record MatmulAllReduce(ScalarType type, Shape product) {
                 works.add(group.allReduce(piece, ReduceOp.SUM));
             }
             works.forEach(work -> GroupPlans.complete(group, work));
-        } finally {
-            scope.close();
         }
     }
 

@@ -38,12 +38,9 @@ public abstract class NcclPath<R> implements MatmulPath<R> {
     @Override
     public final Issued<R> run(ProcessGroup group, Operands operands) {
         Usage.count(type, choice, reason);
-        OperationScope scope = plans.scope();
-        try {
+        try (OperationScope scope = plans.scope()) {
             R result = NoGradient.get(() -> run(scope, group, operands));
             return new Issued<>(result, Optional.empty());
-        } finally {
-            scope.close();
         }
     }
 

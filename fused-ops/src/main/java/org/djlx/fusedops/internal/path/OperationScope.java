@@ -24,7 +24,7 @@ import org.djlx.nativeops.torch.Torch;
  *       wait has timed out.
  * </ul>
  */
-public final class OperationScope {
+public final class OperationScope implements AutoCloseable {
 
     private final boolean gpu;
     private final List<AutoCloseable> closeables = new ArrayList<>(4);
@@ -118,6 +118,7 @@ public final class OperationScope {
     }
 
     /** Closes all but the results. */
+    @Override
     public void close() {
         for (AutoCloseable closeable : closeables) {
             try {
