@@ -29,33 +29,61 @@ final class Calls {
 
     @FunctionalInterface
     private interface Body {
-        void enqueue(NcclCommunicator nccl, CudaStream stream);
+        void enqueue(Launch on);
+    }
+
+    /** The communicator and the stream of a launch. */
+    private record Launch(NcclCommunicator nccl, CudaStream stream) {
+
+        void broadcast(DeviceTensor in, DeviceTensor out, int root) {
+            Unit unit = Unit.of(in.type());
+            long count = in.count() * unit.factor();
+            nccl.broadcast(in.address(), out.address(), count, unit.type(), root, stream);
+        }
+
+        void send(long address, long count, ScalarType type, int peer) {
+            Unit unit = Unit.of(type);
+            nccl.send(address, count * unit.factor(), unit.type(), peer, stream);
+        }
+
+        void recv(long address, long count, ScalarType type, int peer) {
+            Unit unit = Unit.of(type);
+            nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
+        }
     }
 
     private GpuCall call(Body body, List<DeviceTensor> in, List<DeviceTensor> out, long[] detail) {
         // The communicator is created before the first launch, but after this call.
         return new GpuCall(
-                stream -> body.enqueue(connection.communicator(), stream), in, out, detail, true);
+                stream -> body.enqueue(new Launch(connection.communicator(), stream)),
+                in,
+                out,
+                detail,
+                true);
     }
 
     GpuCall allReduce(DeviceTensor io, ReduceOp op) {
         Body body =
-                (nccl, stream) ->
+                on ->
                         withOp(
-                                nccl,
+                                on,
                                 io,
                                 op,
                                 (number, offset, count) -> {
                                     long address = io.address() + offset;
-                                    nccl.allReduce(
-                                            address, address, count, io.realType(), number, stream);
+                                    on.nccl.allReduce(
+                                            address,
+                                            address,
+                                            count,
+                                            io.realType(),
+                                            number,
+                                            on.stream);
                                 });
         return call(body, List.of(), List.of(io), NO_DETAIL);
     }
 
     GpuCall reduce(DeviceTensor io, int root, boolean isRoot, ReduceOp op) {
-        Body body = (nccl, stream) -> reduce(nccl, stream, io, io, op, root);
-        return inPlace(body, io, isRoot);
+        return inPlace(on -> reduce(on, io, io, op, root), io, isRoot);
     }
 
     /** Creates a call on one tensor, which this rank either writes or only reads. */
@@ -65,38 +93,24 @@ final class Calls {
                 body, isWritten ? List.of() : tensor, isWritten ? tensor : List.of(), NO_DETAIL);
     }
 
-    private void reduce(
-            NcclCommunicator nccl,
-            CudaStream stream,
-            DeviceTensor in,
-            DeviceTensor out,
-            ReduceOp op,
-            int root) {
+    private void reduce(Launch on, DeviceTensor in, DeviceTensor out, ReduceOp op, int root) {
         withOp(
-                nccl,
+                on,
                 out,
                 op,
                 (number, offset, count) ->
-                        nccl.reduce(
+                        on.nccl.reduce(
                                 in.address() + offset,
                                 out.address() + offset,
                                 count,
                                 out.realType(),
                                 number,
                                 root,
-                                stream));
+                                on.stream));
     }
 
     GpuCall broadcast(DeviceTensor io, int root, boolean isRoot) {
-        Body body = (nccl, stream) -> broadcast(nccl, stream, io, io, root);
-        return inPlace(body, io, !isRoot);
-    }
-
-    private static void broadcast(
-            NcclCommunicator nccl, CudaStream stream, DeviceTensor in, DeviceTensor out, int root) {
-        Unit unit = Unit.of(in.type());
-        long count = in.count() * unit.factor();
-        nccl.broadcast(in.address(), out.address(), count, unit.type(), root, stream);
+        return inPlace(on -> on.broadcast(io, io, root), io, !isRoot);
     }
 
     GpuCall allGather(List<DeviceTensor> out, DeviceTensor in) {
@@ -104,65 +118,58 @@ final class Calls {
         long count = in.count() * unit.factor();
         Body body =
                 out.size() == 1
-                        ? (nccl, stream) ->
-                                nccl.allGather(
+                        ? on ->
+                                on.nccl.allGather(
                                         in.address(),
                                         out.get(0).address(),
                                         count,
                                         unit.type(),
-                                        stream)
-                        : (nccl, stream) ->
-                                NcclGroup.run(
-                                        () -> {
-                                            for (int root = 0; root < out.size(); root++) {
-                                                broadcast(nccl, stream, in, out.get(root), root);
-                                            }
-                                        });
+                                        on.stream)
+                        : grouped(
+                                on -> {
+                                    for (int root = 0; root < out.size(); root++) {
+                                        on.broadcast(in, out.get(root), root);
+                                    }
+                                });
         return call(body, List.of(in), out, NO_DETAIL);
     }
 
     GpuCall reduceScatter(DeviceTensor out, List<DeviceTensor> in, ReduceOp op) {
         Body body =
                 in.size() == 1
-                        ? (nccl, stream) -> reduceScatter(nccl, stream, out, in.get(0), op)
-                        : (nccl, stream) ->
-                                NcclGroup.run(
-                                        () -> {
-                                            for (int root = 0; root < in.size(); root++) {
-                                                reduce(nccl, stream, in.get(root), out, op, root);
-                                            }
-                                        });
+                        ? on -> reduceScatter(on, out, in.get(0), op)
+                        : grouped(
+                                on -> {
+                                    for (int root = 0; root < in.size(); root++) {
+                                        reduce(on, in.get(root), out, op, root);
+                                    }
+                                });
         return call(body, in, List.of(out), NO_DETAIL);
     }
 
-    private void reduceScatter(
-            NcclCommunicator nccl,
-            CudaStream stream,
-            DeviceTensor out,
-            DeviceTensor in,
-            ReduceOp op) {
+    private void reduceScatter(Launch on, DeviceTensor out, DeviceTensor in, ReduceOp op) {
         withOp(
-                nccl,
+                on,
                 out,
                 op,
                 (number, offset, count) ->
-                        nccl.reduceScatter(
+                        on.nccl.reduceScatter(
                                 in.address() + offset,
                                 out.address() + offset,
                                 count,
                                 out.realType(),
                                 number,
-                                stream));
+                                on.stream));
     }
 
     GpuCall gather(List<DeviceTensor> out, DeviceTensor in, int root) {
         Body body =
-                exchange(
-                        (nccl, stream) -> {
-                            send(nccl, stream, in.address(), in.count(), in.type(), root);
+                grouped(
+                        on -> {
+                            on.send(in.address(), in.count(), in.type(), root);
                             for (int peer = 0; peer < out.size(); peer++) {
                                 long target = out.get(peer).address();
-                                recv(nccl, stream, target, in.count(), in.type(), peer);
+                                on.recv(target, in.count(), in.type(), peer);
                             }
                         });
         return call(body, List.of(in), out, NO_DETAIL);
@@ -170,26 +177,26 @@ final class Calls {
 
     GpuCall scatter(DeviceTensor out, List<DeviceTensor> in, int root) {
         Body body =
-                exchange(
-                        (nccl, stream) -> {
+                grouped(
+                        on -> {
                             for (int peer = 0; peer < in.size(); peer++) {
                                 long source = in.get(peer).address();
-                                send(nccl, stream, source, out.count(), out.type(), peer);
+                                on.send(source, out.count(), out.type(), peer);
                             }
-                            recv(nccl, stream, out.address(), out.count(), out.type(), root);
+                            on.recv(out.address(), out.count(), out.type(), root);
                         });
         return call(body, in, List.of(out), NO_DETAIL);
     }
 
     GpuCall allToAll(List<DeviceTensor> out, List<DeviceTensor> in) {
         Body body =
-                exchange(
-                        (nccl, stream) -> {
+                grouped(
+                        on -> {
                             for (int peer = 0; peer < in.size(); peer++) {
                                 DeviceTensor from = in.get(peer);
                                 DeviceTensor to = out.get(peer);
-                                send(nccl, stream, from.address(), from.count(), from.type(), peer);
-                                recv(nccl, stream, to.address(), to.count(), to.type(), peer);
+                                on.send(from.address(), from.count(), from.type(), peer);
+                                on.recv(to.address(), to.count(), to.type(), peer);
                             }
                         });
         int n = in.size();
@@ -204,13 +211,13 @@ final class Calls {
     GpuCall allToAllSingle(DeviceTensor out, DeviceTensor in, long[] outCounts, long[] inCounts) {
         ScalarType type = in.type();
         Body body =
-                exchange(
-                        (nccl, stream) -> {
+                grouped(
+                        on -> {
                             long source = in.address();
                             long target = out.address();
                             for (int peer = 0; peer < inCounts.length; peer++) {
-                                send(nccl, stream, source, inCounts[peer], type, peer);
-                                recv(nccl, stream, target, outCounts[peer], type, peer);
+                                on.send(source, inCounts[peer], type, peer);
+                                on.recv(target, outCounts[peer], type, peer);
                                 source += inCounts[peer] * type.itemSize();
                                 target += outCounts[peer] * type.itemSize();
                             }
@@ -225,13 +232,12 @@ final class Calls {
     }
 
     GpuCall send(DeviceTensor in, int peer, int tag) {
-        Body body = (nccl, stream) -> send(nccl, stream, in.address(), in.count(), in.type(), peer);
+        Body body = on -> on.send(in.address(), in.count(), in.type(), peer);
         return call(body, List.of(in), List.of(), message(in, tag));
     }
 
     GpuCall recv(DeviceTensor out, int peer, int tag) {
-        Body body =
-                (nccl, stream) -> recv(nccl, stream, out.address(), out.count(), out.type(), peer);
+        Body body = on -> on.recv(out.address(), out.count(), out.type(), peer);
         return call(body, List.of(), List.of(out), message(out, tag));
     }
 
@@ -239,31 +245,9 @@ final class Calls {
         return new long[] {tensor.type().code(), tensor.count(), tag};
     }
 
-    /** Groups sends and receives into one operation. */
-    private static Body exchange(Body body) {
-        return (nccl, stream) -> NcclGroup.run(() -> body.enqueue(nccl, stream));
-    }
-
-    private static void send(
-            NcclCommunicator nccl,
-            CudaStream stream,
-            long address,
-            long count,
-            ScalarType type,
-            int peer) {
-        Unit unit = Unit.of(type);
-        nccl.send(address, count * unit.factor(), unit.type(), peer, stream);
-    }
-
-    private static void recv(
-            NcclCommunicator nccl,
-            CudaStream stream,
-            long address,
-            long count,
-            ScalarType type,
-            int peer) {
-        Unit unit = Unit.of(type);
-        nccl.recv(address, count * unit.factor(), unit.type(), peer, stream);
+    /** Groups NCCL calls into one operation. */
+    private static Body grouped(Body body) {
+        return on -> NcclGroup.run(() -> body.enqueue(on));
     }
 
     /**
@@ -285,20 +269,19 @@ final class Calls {
     }
 
     /** Enqueues the reduction of a tensor. NCCL reduces booleans as bytes of 0 or 1. */
-    private void withOp(
-            NcclCommunicator nccl, DeviceTensor tensor, ReduceOp op, Reduction reduction) {
+    private void withOp(Launch on, DeviceTensor tensor, ReduceOp op, Reduction reduction) {
         if (op.kind() == ReduceOp.Kind.PREMUL_SUM) {
             // In one NCCL group: NCCL reads the factor before destroyOp, and launches only when the
             // group ends. A launched reduction could block destroyOp.
             NcclGroup.run(
                     () -> {
-                        int number = nccl.premulSum(op.factor(), tensor.realType());
+                        int number = on.nccl.premulSum(op.factor(), tensor.realType());
                         if (ranks == 1) {
                             enqueueInParts(reduction, number, tensor);
                         } else {
                             reduction.enqueue(number, 0, tensor.realCount());
                         }
-                        nccl.destroyOp(number);
+                        on.nccl.destroyOp(number);
                     });
             return;
         }
