@@ -101,27 +101,19 @@ public final class OptimizerState {
         }
     }
 
-    private Object value(Field field) {
-        try {
-            return field.get(optimizer);
-        } catch (IllegalAccessException e) {
-            throw new IllegalStateException(field + " cannot be read", e);
-        }
-    }
-
     @SuppressWarnings("unchecked") // The constructor has checked the types.
     private Map<String, Map<Device, NDArray>> arraysOf(Field slot) {
-        return (Map<String, Map<Device, NDArray>>) value(slot);
+        return (Map<String, Map<Device, NDArray>>) PrivateFields.get(slot, optimizer);
     }
 
     @SuppressWarnings("unchecked")
     private Map<String, Integer> counts() {
-        return (Map<String, Integer>) value(counts);
+        return (Map<String, Integer>) PrivateFields.get(counts, optimizer);
     }
 
     /** {@return the greatest number of updates of a parameter; learning rates depend on it} */
     public int updates() {
-        return (int) value(updates);
+        return (int) PrivateFields.get(updates, optimizer);
     }
 
     /** {@return the number of updates of a parameter; null if it was never updated} */
@@ -149,11 +141,7 @@ public final class OptimizerState {
 
     /** Sets the greatest number of updates of a parameter. */
     public void setUpdates(int number) {
-        try {
-            updates.setInt(optimizer, number);
-        } catch (IllegalAccessException e) {
-            throw new IllegalStateException(updates + " cannot be written", e);
-        }
+        PrivateFields.set(updates, optimizer, number);
     }
 
     /**
