@@ -481,27 +481,15 @@ public abstract class CpuBackend extends Backend {
         }
         closed = true;
         // On any failure, still stop all threads and announce that this rank has left.
-        try {
+        MessageQueue pending = messages; // null, as the queue, if the start failed
+        OpQueue operations = queue;
+        try (manager;
+                reducer;
+                pending;
+                operations) {
             peers.close();
         } finally {
-            try {
-                if (queue != null) {
-                    queue.close();
-                }
-            } finally {
-                try {
-                    if (messages != null) {
-                        messages.close();
-                    }
-                } finally {
-                    try {
-                        reducer.close();
-                        manager.close();
-                    } finally {
-                        leave();
-                    }
-                }
-            }
+            leave();
         }
     }
 

@@ -16,7 +16,7 @@ import org.djlx.collectives.spi.cpu.MessageMatcher.Offer;
  * The running messages of one rank, to and from all peers. They run concurrently, independent of
  * the operations in the {@link OpQueue}.
  */
-final class MessageQueue implements MessageDriver.Engine {
+final class MessageQueue implements MessageDriver.Engine, AutoCloseable {
 
     private final PeerStates peers;
     private final int rank;
@@ -278,7 +278,8 @@ final class MessageQueue implements MessageDriver.Engine {
      * Fails all messages. Afterwards nothing uses the channels. Called after the peers' states
      * report that this rank is destroying the group.
      */
-    void close() {
+    @Override
+    public void close() {
         driver.close(() -> peers.ring(rank));
         locked(
                 () -> {

@@ -19,7 +19,7 @@ import org.djlx.collectives.spi.Operation;
  * thread. It checks the queue some time after an operation was issued, or after another thread has
  * stopped running operations. It sleeps while the queue is empty or another thread runs operations.
  */
-final class OpQueue {
+final class OpQueue implements AutoCloseable {
 
     // How long an operation waits for a caller to run it, per rank that shares a core. Checking the
     // queue takes the core from a working rank.
@@ -201,7 +201,8 @@ final class OpQueue {
      * Fails pending operations and waits for the running one. Called after the peers' states are
      * closed, which ends the running operation.
      */
-    void close() {
+    @Override
+    public void close() {
         closed = true;
         LockSupport.unpark(progress);
         runner.lock();

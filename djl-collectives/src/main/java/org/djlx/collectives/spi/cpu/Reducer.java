@@ -21,7 +21,7 @@ import org.djlx.nativeops.torch.TorchInPlace;
  * part, two operands may be swapped: MIN and MAX may then return another zero (+0 or -0), and every
  * operator another NaN.
  */
-public final class Reducer {
+public final class Reducer implements AutoCloseable {
 
     /** Sums contributions in rank order, to the same bits as libtorch and faster. */
     public interface Sums {
@@ -150,7 +150,8 @@ public final class Reducer {
         }
     }
 
-    void close() {
+    @Override
+    public void close() {
         kept.close();
     }
 }
