@@ -103,8 +103,7 @@ public final class LibraryProbes {
         setIfUnset("OMPI_MCA_opal_signal", "6");
         setIfUnset("UCX_ERROR_SIGNALS", "");
         // Open MPI 4 and 5: messages of up to 64 KiB go through shared memory in one step. All
-        // their
-        // buffers share 4 MiB, so they are allocated 8 at a time.
+        // their buffers share 4 MiB, so they are allocated 8 at a time.
         for (String transport : new String[] {"vader", "sm"}) {
             setIfUnset("OMPI_MCA_btl_" + transport + "_eager_limit", "69632");
             setIfUnset("OMPI_MCA_btl_" + transport + "_free_list_inc", "8");

@@ -30,8 +30,6 @@ import org.djlx.training.strategy.ParameterShard;
 import org.djlx.training.strategy.ParameterStrategy;
 import org.djlx.training.strategy.ReductionTime;
 import org.djlx.training.strategy.ShardingStrategy;
-import org.slf4j.Logger;
-import org.slf4j.LoggerFactory;
 
 /**
  * Data-parallel trainer of the engine {@code PyTorch-P2P}. Either several ranks in this JVM split
@@ -39,8 +37,6 @@ import org.slf4j.LoggerFactory;
  * docs/training.md.
  */
 public final class DataParallelTrainer extends Trainer {
-
-    private static final Logger LOG = LoggerFactory.getLogger(DataParallelTrainer.class);
 
     private final DataParallelConfig settings;
     private final Ranks ranks; // null while Trainer's constructor runs

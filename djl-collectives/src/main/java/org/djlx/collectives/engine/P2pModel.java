@@ -65,8 +65,7 @@ final class P2pModel implements Model {
     private volatile int process; // this process's data-parallel rank
     private volatile ParallelModel parallel; // null if the model is not divided among ranks
     // Of the parallel model, as passed to load(). DJL Serving deletes it with the model if it lies
-    // in
-    // DJL's cache: never the directory of the user that the option model_id names.
+    // in DJL's cache: never the directory of the user that the option model_id names.
     private volatile Path directory;
 
     P2pModel(Model model, Device device) {
@@ -133,8 +132,7 @@ final class P2pModel implements Model {
                 });
         if (!first) {
             // If the first rank fails during this call, the call fails too. Both throw IOException,
-            // which
-            // callers handle alike on all ranks.
+            // which callers handle alike on all ranks.
             try {
                 getBlock().saveParameters(new DataOutputStream(OutputStream.nullOutputStream()));
             } catch (CollectiveException e) {

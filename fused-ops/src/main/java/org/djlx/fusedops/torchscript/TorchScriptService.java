@@ -262,8 +262,7 @@ final class TorchScriptService implements ParallelModel {
                             : e;
             verdict.note(group.rank(), cause);
             // If all ranks failed at the same operator, all of them call this barrier. Otherwise
-            // the group detects
-            // a mismatch, and all ranks fail.
+            // the group detects a mismatch, and all ranks fail.
             try {
                 group.barrier().await();
             } catch (CollectiveException apart) {

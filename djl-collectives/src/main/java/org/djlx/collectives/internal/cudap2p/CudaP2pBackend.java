@@ -71,9 +71,8 @@ final class CudaP2pBackend extends Backend implements P2pBackend {
         NcclBackend nccl = NcclBackend.create(context, options.ncclOptions());
         CudaP2pBackend backend = create(context, options, topology, nccl);
         // Connects after the probes: with broken peer access, NCCL would hang or lose data. Does
-        // not
-        // connect if ranks share a GPU: NCCL refuses such ranks, and only operations that need NCCL
-        // should fail.
+        // not connect if ranks share a GPU: NCCL refuses such ranks, and only operations that need
+        // NCCL should fail.
         if (!options.isSharedGpus()) {
             try {
                 nccl.connectEarly(() -> backend.p2p.ifPresent(p2p -> p2p.compareWith(nccl)));

@@ -4,9 +4,7 @@ package org.djlx.collectives.launch.cli;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
-import java.util.function.IntPredicate;
 import java.util.stream.Collectors;
-import java.util.stream.IntStream;
 
 /** A plain-text table: columns are two blanks apart, numeric ones right-aligned. */
 public final class TextTable {
@@ -51,26 +49,14 @@ public final class TextTable {
 
     /** Returns the table in Markdown. */
     public String markdown() {
-        return markdown(i -> true);
-    }
-
-    /** Returns the table in Markdown, without columns whose cells are all empty. */
-    public String markdownOfFilledColumns() {
-        return markdown(i -> rows.stream().anyMatch(row -> !row[i].isEmpty()));
-    }
-
-    private String markdown(IntPredicate column) {
-        int[] columns = IntStream.range(0, header.length).filter(column).toArray();
-        return line(columns, header)
-                + "|---".repeat(columns.length)
+        return line(header)
+                + "|---".repeat(header.length)
                 + "|\n"
-                + rows.stream().map(row -> line(columns, row)).collect(Collectors.joining());
+                + rows.stream().map(TextTable::line).collect(Collectors.joining());
     }
 
-    private static String line(int[] columns, String... cells) {
-        return IntStream.of(columns)
-                .mapToObj(i -> cells[i])
-                .collect(Collectors.joining(" | ", "| ", " |\n"));
+    private static String line(String... cells) {
+        return Arrays.stream(cells).collect(Collectors.joining(" | ", "| ", " |\n"));
     }
 
     private void appendLine(StringBuilder text, String[] cells) {

@@ -84,8 +84,7 @@ public final class FusedMatmul implements KernelLauncher {
 
     // The half of the buffers with the slots. Operations that push use the half of all GPU
     // operations (P2pBuffers.epoch). A rank with slots that peers pull uses the other half, because
-    // later
-    // operations write slots of their own rank without waiting for peers.
+    // later operations write slots of their own rank without waiting for peers.
     private static final int SENT = 1;
     private static final int PULLED = 0;
 
