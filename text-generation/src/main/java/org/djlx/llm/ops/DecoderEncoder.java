@@ -30,7 +30,6 @@ final class DecoderEncoder extends SequenceEncoder {
     private final RankModel model;
     private final TorchAttention attention;
     private final NDManager manager;
-    private final int maxLength;
 
     /** Files whose names lack the prefix that language models have. */
     private static final class PrefixedFiles extends DerivedFiles {
@@ -52,9 +51,13 @@ final class DecoderEncoder extends SequenceEncoder {
     }
 
     private DecoderEncoder(RankModel model, NDManager manager, int maxLength) {
+        super(
+                model.config().hiddenSize(),
+                model.config().vocabularySize(),
+                maxLength,
+                manager.getDevice());
         this.model = model;
         this.manager = manager;
-        this.maxLength = maxLength;
         attention = new TorchAttention(model);
     }
 
@@ -122,26 +125,6 @@ final class DecoderEncoder extends SequenceEncoder {
         }
         NcclOptions options = NcclOptions.builder().optDevices(new Device[] {device}).build();
         return ProcessGroups.local("nccl", 1, options).get(0);
-    }
-
-    @Override
-    public int hiddenSize() {
-        return model.config().hiddenSize();
-    }
-
-    @Override
-    public int vocabularySize() {
-        return model.config().vocabularySize();
-    }
-
-    @Override
-    public int maxLength() {
-        return maxLength;
-    }
-
-    @Override
-    public Device device() {
-        return manager.getDevice();
     }
 
     @Override

@@ -31,6 +31,7 @@ abstract class PackedEncoder extends SequenceEncoder {
 
     /** Takes ownership of the weights. */
     PackedEncoder(EncoderConfig.Sizes sizes, EncoderWeights weights) {
+        super(sizes.hidden(), sizes.vocabulary(), sizes.maxLength(), weights.manager().getDevice());
         this.sizes = sizes;
         this.weights = weights;
         hasFlashAttention =
@@ -52,26 +53,6 @@ abstract class PackedEncoder extends SequenceEncoder {
         try (CudaDevice device = CudaDevice.open(gpu)) {
             return device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) >= 8;
         }
-    }
-
-    @Override
-    public int hiddenSize() {
-        return sizes.hidden();
-    }
-
-    @Override
-    public int vocabularySize() {
-        return sizes.vocabulary();
-    }
-
-    @Override
-    public int maxLength() {
-        return sizes.maxLength();
-    }
-
-    @Override
-    public Device device() {
-        return weights.manager().getDevice();
     }
 
     @Override
@@ -178,28 +159,25 @@ abstract class PackedEncoder extends SequenceEncoder {
      * @param queriesKeysValues of shape (tokens, 3, heads, head size)
      * @return the heads' results, of shape (tokens, hidden size)
      */
-    final NDArray attend(NDArray queriesKeysValues, List<Group> groups, Attention attention) {
+    static NDArray attend(NDArray queriesKeysValues, List<Group> groups, Attention attention) {
         NDList outputs = new NDList();
         for (Group group : groups) {
-            NDArray heads =
-                    Torch.narrow(queriesKeysValues, 0, group.first(), group.tokens())
-                            .reshape(
-                                    group.sequences(),
-                                    group.length(),
-                                    3,
-                                    sizes.heads(),
-                                    sizes.headSize())
-                            .transpose(2, 0, 3, 1, 4);
-            NDArray[] parts = new NDArray[3];
-            for (int i = 0; i < parts.length; i++) {
-                parts[i] = heads.get(i);
-            }
-            outputs.add(
-                    attention
-                            .apply(parts[0], parts[1], parts[2])
-                            .transpose(0, 2, 1, 3)
-                            .reshape(group.tokens(), sizes.hidden()));
+            NDArray own = Torch.narrow(queriesKeysValues, 0, group.first(), group.tokens());
+            outputs.add(attend(own, group.length(), attention));
         }
         return outputs.size() == 1 ? outputs.get(0) : NDArrays.concat(outputs, 0);
+    }
+
+    /** As the other {@code attend}, of sequences of one length. */
+    static NDArray attend(NDArray queriesKeysValues, long length, Attention attention) {
+        Shape shape = queriesKeysValues.getShape();
+        NDArray heads =
+                queriesKeysValues
+                        .reshape(-1, length, 3, shape.get(2), shape.get(3))
+                        .transpose(2, 0, 3, 1, 4);
+        return attention
+                .apply(heads.get(0), heads.get(1), heads.get(2))
+                .transpose(0, 2, 1, 3)
+                .reshape(shape.get(0), -1);
     }
 }

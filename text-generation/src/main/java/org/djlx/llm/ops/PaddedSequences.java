@@ -133,24 +133,14 @@ final class PaddedSequences {
     NDArray attend(NDArray queriesKeysValues) {
         Shape shape = queriesKeysValues.getShape();
         NDArray packed = queriesKeysValues.reshape(shape.get(0), -1);
-        long width = shape.get(2) * shape.get(3);
         NDArray padded =
                 forEachBucket(
                         packed,
-                        (bucket, rows) -> {
-                            NDArray heads =
-                                    rows.reshape(
-                                                    bucket.sequences(),
-                                                    bucket.length(),
-                                                    3,
-                                                    shape.get(2),
-                                                    shape.get(3))
-                                            .transpose(2, 0, 3, 1, 4);
-                            return Torch.attention(
-                                            heads.get(0), heads.get(1), heads.get(2), bucket.mask)
-                                    .transpose(0, 2, 1, 3)
-                                    .reshape(-1, width);
-                        });
+                        (bucket, rows) ->
+                                PackedEncoder.attend(
+                                        rows.reshape(-1, 3, shape.get(2), shape.get(3)),
+                                        bucket.length(),
+                                        (q, k, v) -> Torch.attention(q, k, v, bucket.mask)));
         return rows(padded, places);
     }
 

@@ -39,14 +39,34 @@ public abstract class SequenceEncoder implements AutoCloseable {
         }
     }
 
-    public abstract int hiddenSize();
+    private final int hiddenSize;
+    private final int vocabularySize;
+    private final int maxLength;
+    private final Device device;
 
-    public abstract int vocabularySize();
+    SequenceEncoder(int hiddenSize, int vocabularySize, int maxLength, Device device) {
+        this.hiddenSize = hiddenSize;
+        this.vocabularySize = vocabularySize;
+        this.maxLength = maxLength;
+        this.device = device;
+    }
+
+    public final int hiddenSize() {
+        return hiddenSize;
+    }
+
+    public final int vocabularySize() {
+        return vocabularySize;
+    }
 
     /** {@return the maximum number of tokens of a sequence} */
-    public abstract int maxLength();
+    public final int maxLength() {
+        return maxLength;
+    }
 
-    public abstract Device device();
+    public final Device device() {
+        return device;
+    }
 
     /**
      * Computes the vectors of all tokens, of shape (tokens, hidden size).
@@ -64,12 +84,12 @@ public abstract class SequenceEncoder implements AutoCloseable {
      */
     public float[][] encode(List<int[]> sequences, Pooling pooling) {
         List<Group> groups = groups(sequences);
-        try (NDManager manager = NDManager.newBaseManager(device())) {
+        try (NDManager manager = NDManager.newBaseManager(device)) {
             NDArray hidden = Torch.cast(encode(manager, sequences, groups), ScalarType.FLOAT32);
             float[] values = pool(manager, hidden, groups, pooling).toFloatArray();
-            float[][] vectors = new float[sequences.size()][hiddenSize()];
+            float[][] vectors = new float[sequences.size()][hiddenSize];
             for (int i = 0; i < vectors.length; i++) {
-                System.arraycopy(values, i * hiddenSize(), vectors[i], 0, hiddenSize());
+                System.arraycopy(values, i * hiddenSize, vectors[i], 0, hiddenSize);
             }
             return vectors;
         }
