@@ -12,23 +12,7 @@ import org.djlx.llm.text.AnswerStream.Part;
 public final class AnswerParts {
 
     /** An answer that is only content, such as that of a completion. */
-    private static final AnswerStream CONTENT =
-            new AnswerStream() {
-                @Override
-                public List<Part> add(String generated) {
-                    return List.of(Part.content(generated));
-                }
-
-                @Override
-                public List<Part> end() {
-                    return List.of();
-                }
-
-                @Override
-                public int calls() {
-                    return 0;
-                }
-            };
+    private static final AnswerStream CONTENT = text -> List.of(Part.content(text));
 
     private final Map<Integer, String> markers;
     private final boolean hasReasoning;

@@ -35,10 +35,14 @@ public interface AnswerStream {
     List<Part> add(String generated);
 
     /** Ends the answer, and returns the parts that were held back. */
-    List<Part> end();
+    default List<Part> end() {
+        return List.of();
+    }
 
     /** {@return the number of calls found so far} */
-    int calls();
+    default int calls() {
+        return 0;
+    }
 
     /** {@return whether the next text is reasoning, as far as the text shows} */
     default boolean isReasoning() {

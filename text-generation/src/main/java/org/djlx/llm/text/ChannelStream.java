@@ -95,9 +95,4 @@ final class ChannelStream implements AnswerStream {
         isAnalysis &= !ENDS.contains(found);
         return true;
     }
-
-    @Override
-    public List<Part> end() {
-        return List.of(); // A header without a text is no part of the answer.
-    }
 }
