@@ -314,23 +314,8 @@ public final class Safetensors implements TensorFiles {
 
     private Part part(String name, int dimension, long from, long to) {
         TensorSpec spec = spec(name);
-        Shape shape = spec.shape();
-        if (dimension < 0 || dimension >= shape.dimension()) {
-            throw new IllegalArgumentException(spec + " has no dimension " + dimension);
-        }
-        if (from < 0 || to < from || to > shape.get(dimension)) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "%s has no indices %d to %d along dimension %d",
-                            spec, from, to, dimension));
-        }
-        long[] sizes = shape.getShape().clone();
-        sizes[dimension] = to - from;
-        long offset = from;
-        for (int i = dimension + 1; i < sizes.length; i++) {
-            offset *= sizes[i];
-        }
-        return new Part(spec, new Shape(sizes), offset);
+        Shape shape = spec.part(dimension, from, to);
+        return new Part(spec, shape, from * shape.slice(dimension + 1).size());
     }
 
     private void read(Part part, NDArray destination) {

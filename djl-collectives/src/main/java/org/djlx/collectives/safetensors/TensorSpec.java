@@ -5,6 +5,7 @@ import ai.djl.ndarray.types.Shape;
 import java.util.Map;
 import java.util.Optional;
 import java.util.stream.Collectors;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -107,6 +108,27 @@ public record TensorSpec(String name, String dtype, Shape shape) {
      */
     public long byteSize() {
         return type().byteSize(shape.getShape());
+    }
+
+    /**
+     * {@return the shape of a part of the tensor, of the indices from {@code from} to {@code to -
+     * 1} along a dimension}
+     *
+     * @throws IllegalArgumentException if the tensor does not have the dimension or the indices
+     */
+    public Shape part(int dimension, long from, long to) {
+        long[] sizes = shape.getShape().clone();
+        boolean exists = dimension >= 0 && dimension < sizes.length;
+        Required.check(exists, "%s has no dimension %d", this, dimension);
+        Required.check(
+                from >= 0 && from <= to && to <= sizes[dimension],
+                "%s has no indices %d to %d along dimension %d",
+                this,
+                from,
+                to,
+                dimension);
+        sizes[dimension] = to - from;
+        return new Shape(sizes);
     }
 
     @Override

@@ -142,9 +142,7 @@ final class GgufWeights implements BlockFiles {
 
     private Entry entry(String name) {
         Entry entry = entries.get(name);
-        if (entry == null) {
-            throw new IllegalArgumentException(file.path() + " has no tensor '" + name + "'");
-        }
+        Required.check(entry != null, "%s has no tensor '%s'", file.path(), name);
         return entry;
     }
 
@@ -217,21 +215,9 @@ final class GgufWeights implements BlockFiles {
 
     /** Returns the shape of a part; throws an IllegalArgumentException if it does not exist. */
     private static Shape part(Entry entry, int dimension, long from, long to) {
-        long[] sizes = entry.spec.shape().getShape().clone();
         Required.check(
-                dimension >= 0
-                        && dimension < sizes.length
-                        && sizes.length <= 2
-                        && from >= 0
-                        && from <= to
-                        && to <= sizes[dimension],
-                "%s has no indices %d to %d along dimension %d",
-                entry.spec,
-                from,
-                to,
-                dimension);
-        sizes[dimension] = to - from;
-        return new Shape(sizes);
+                entry.spec.shape().dimension() <= 2, "%s has more than 2 dimensions", entry.spec);
+        return entry.spec.part(dimension, from, to);
     }
 
     @Override

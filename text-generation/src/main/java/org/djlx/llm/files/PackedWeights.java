@@ -166,25 +166,13 @@ final class PackedWeights extends DerivedFiles implements BlockFiles {
             return;
         }
         Shape shape = spec(name).shape();
-        Required.check(
-                dimension >= 0
-                        && dimension < 2
-                        && from >= 0
-                        && from <= to
-                        && to <= shape.get(dimension),
-                "%s has no indices %d to %d along dimension %d",
-                spec(name),
-                from,
-                to,
-                dimension);
+        Shape part = spec(name).part(dimension, from, to);
         Range slice = new Range(from, to);
         Range outputs = dimension == 0 ? slice : new Range(0, shape.get(0));
         Range inputs = dimension == 1 ? slice : new Range(0, shape.get(1));
         try (NDManager manager = destination.getManager().newSubManager(Device.cpu());
                 NDArray weights =
-                        manager.create(
-                                new Block(name, outputs, inputs, manager).weights(),
-                                new Shape(outputs.count(), inputs.count()))) {
+                        manager.create(new Block(name, outputs, inputs, manager).weights(), part)) {
             Torch.copy(destination, weights);
         }
     }
