@@ -714,15 +714,6 @@ public final class TextApi {
         return JsonOptions.GSON.toJson(answer);
     }
 
-    /**
-     * Reads a request in DJL Serving's schema.
-     *
-     * @throws ApiException if the request is not valid; the error has this schema, too
-     */
-    public TextCall invocation(byte[] json) {
-        return invocation(parseInvocation(json));
-    }
-
     private static JsonOptions parseInvocation(byte[] json) {
         try {
             return JsonOptions.parse(json);
@@ -732,9 +723,10 @@ public final class TextApi {
     }
 
     /**
-     * As {@link #invocation(byte[])}, or a chat completion if there are {@code messages}.
+     * Reads a request in DJL Serving's schema, or for a chat completion if there are {@code
+     * messages}.
      *
-     * @throws ApiException if the request is not valid
+     * @throws ApiException if the request is not valid; the error has the schema of the request
      */
     public TextCall invocationOrChat(byte[] utf8) {
         JsonOptions json = parseInvocation(utf8);

@@ -49,13 +49,13 @@ class SamplingDefaultsTest {
             check(api.completion(utf8("{\"prompt\": \"O\", \"top_k\": 3}")), 0.6, 3, 0.95, 1.1);
             // In DJL Serving's schema do_sample decides; it is false by default.
             check(
-                    api.invocation(
+                    api.invocationOrChat(
                             utf8("{\"inputs\": \"O\", \"parameters\": {\"do_sample\": true}}")),
                     0.6,
                     20,
                     0.95,
                     1.1);
-            check(api.invocation(utf8("{\"inputs\": \"O\"}")), 0, 20, 0.95, 1.1);
+            check(api.invocationOrChat(utf8("{\"inputs\": \"O\"}")), 0, 20, 0.95, 1.1);
         }
     }
 
