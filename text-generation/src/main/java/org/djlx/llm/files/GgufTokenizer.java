@@ -55,21 +55,9 @@ final class GgufTokenizer {
         String upper = "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]";
         String lower = "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]";
         String first = "[^\\r\\n\\p{L}\\p{N}]?";
-        return first
-                + upper
-                + "*"
-                + lower
-                + "+"
-                + suffix
-                + "|"
-                + first
-                + upper
-                + "+"
-                + lower
-                + "*"
-                + suffix
-                + "|\\p{N}"
-                + digits
+        String capitalized = first + upper + "*" + lower + "+" + suffix;
+        String uppercase = first + upper + "+" + lower + "*" + suffix;
+        return String.join("|", capitalized, uppercase, "\\p{N}" + digits)
                 + "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
     }
 
