@@ -122,15 +122,14 @@ public final class ChatRequest {
 
         /** Throws an {@link IllegalArgumentException} if there is no message, or a null. */
         public ChatRequest build() {
-            if (messages.isEmpty() || messages.contains(null)) {
-                throw new IllegalArgumentException(
-                        "chat request: messages must not be empty, and none null: " + messages);
-            }
+            Required.check(
+                    !messages.isEmpty() && !messages.contains(null),
+                    "chat request: messages must not be empty, and none null: %s",
+                    messages);
             Required.argument("chat request: variables", variables);
             Required.argument("chat request: options", options);
-            if (tools.isEmpty() && forcesCall) {
-                throw new IllegalArgumentException("chat request: forcesCall needs a tool");
-            }
+            Required.check(
+                    !tools.isEmpty() || !forcesCall, "chat request: forcesCall needs a tool");
             ChatTools all = tools.isEmpty() ? null : new ChatTools(List.copyOf(tools));
             return new ChatRequest(
                     List.copyOf(messages), forcesCall ? all.forced() : all, variables, options);

@@ -18,6 +18,7 @@ import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The generated sections of README.md and docs. A section ends at {@code <!-- end -->} and begins
@@ -87,13 +88,11 @@ final class ResultsPages {
         }
         Set<String> missing = new TreeSet<>(sections.keySet());
         missing.removeAll(used);
-        if (!missing.isEmpty()) {
-            throw new IllegalArgumentException(
-                    "No page shows "
-                            + String.join(", ", missing)
-                            + ": add the lines <!-- results FILE --> and <!-- end --> to"
-                            + " docs/performance.md");
-        }
+        Required.check(
+                missing.isEmpty(),
+                "No page shows %s: add the lines <!-- results FILE --> and <!-- end -->"
+                        + " to docs/performance.md",
+                String.join(", ", missing));
         Path images = Path.of("docs/images");
         sections.forEach(
                 (name, section) -> {
@@ -137,9 +136,7 @@ final class ResultsPages {
             return ResultsSection.highlights(sections);
         }
         used.add(name);
-        if (!sections.containsKey(name)) {
-            throw new IllegalArgumentException("ci/results/" + name + " does not exist");
-        }
+        Required.check(sections.containsKey(name), "ci/results/%s does not exist", name);
         return sections.get(name).markdown();
     }
 

@@ -20,4 +20,19 @@ public final class Required {
             throw new IllegalArgumentException(problem.formatted(values));
         }
     }
+
+    /** Code that may throw a checked exception. */
+    public interface Call<T, E extends Exception> {
+
+        T run() throws E;
+    }
+
+    /** Returns a call's result. The message of its IllegalArgumentException begins with a place. */
+    public static <T, E extends Exception> T naming(Object place, Call<T, E> call) throws E {
+        try {
+            return call.run();
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(place + ": " + e.getMessage(), e);
+        }
+    }
 }

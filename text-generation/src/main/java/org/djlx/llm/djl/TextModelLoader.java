@@ -35,6 +35,7 @@ import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ReasoningFormat;
 import org.djlx.llm.text.ToolFormat;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -275,14 +276,12 @@ public final class TextModelLoader implements ParallelModelLoader {
         left.forEach(
                 (option, value) -> {
                     String values = NEUTRAL.get(option);
-                    if (values == null || !value.matches("(?i)" + values)) {
-                        throw new IllegalArgumentException(
-                                String.format(
-                                        "option %s=%s is not supported: %s",
-                                        option,
-                                        value,
-                                        values == null ? "remove it" : "it must be " + values));
-                    }
+                    Required.check(
+                            values != null && value.matches("(?i)" + values),
+                            "option %s=%s is not supported: %s",
+                            option,
+                            value,
+                            values == null ? "remove it" : "it must be " + values);
                 });
     }
 
@@ -354,12 +353,11 @@ public final class TextModelLoader implements ParallelModelLoader {
      */
     static int maxDegree(List<Device> given, int gpus) {
         int first = given.get(0).getDeviceId();
-        if (first >= gpus) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "the model is loaded on %s, but the machine has %d GPUs",
-                            given.get(0), gpus));
-        }
+        Required.check(
+                first < gpus,
+                "the model is loaded on %s, but the machine has %d GPUs",
+                given.get(0),
+                gpus);
         return given.size() > 1 ? given.size() : gpus - first;
     }
 
@@ -367,13 +365,12 @@ public final class TextModelLoader implements ParallelModelLoader {
         if (degree == null || degree == given.size()) {
             return given;
         }
-        if (given.size() > 1) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "tensor_parallel_degree is %d, but the model is loaded on %s; set the"
-                                    + " number of these, or leave it out",
-                            degree, given));
-        }
+        Required.check(
+                given.size() <= 1,
+                "tensor_parallel_degree is %d, but the model is loaded on %s; set the"
+                        + " number of these, or leave it out",
+                degree,
+                given);
         List<Device> all = new ArrayList<>();
         for (int i = 0; i < degree; i++) {
             all.add(Device.gpu(given.get(0).getDeviceId() + i));

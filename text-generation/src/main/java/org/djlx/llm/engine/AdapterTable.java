@@ -11,6 +11,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.function.Supplier;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The LoRA adapters of an engine, by name and id. Not thread-safe. An adapter has these states:
@@ -54,13 +55,10 @@ final class AdapterTable {
     /** Adds a waiting adapter. The result completes when the ranks have loaded it. */
     CompletableFuture<Void> add(String name, Path directory) {
         boolean isWaiting = waiting.stream().anyMatch(each -> each.name.equals(name));
-        if (isWaiting || named.containsKey(name)) {
-            throw new IllegalArgumentException(
-                    "the adapter '"
-                            + name
-                            + "' is loaded already; remove it first, or take another"
-                            + " name");
-        }
+        Required.check(
+                !isWaiting && !named.containsKey(name),
+                "the adapter '%s' is loaded already; remove it first, or take another name",
+                name);
         CompletableFuture<Void> loaded = new CompletableFuture<>();
         directories.put(++lastId, directory.toAbsolutePath());
         waiting.add(new Waiting(name, lastId, loaded));

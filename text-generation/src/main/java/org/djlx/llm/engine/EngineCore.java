@@ -26,6 +26,7 @@ import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.TokenBatch;
 import org.djlx.llm.sampling.Sampler;
 import org.djlx.nativeops.host.LongCalls;
+import org.djlx.nativeops.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -149,27 +150,20 @@ final class EngineCore {
     }
 
     private void checkAdapter(String name, Path of) throws IOException {
-        checkAdapter(name != null && !name.isBlank(), "the name of an adapter is empty");
-        checkAdapter(
+        Required.check(name != null && !name.isBlank(), "the name of an adapter is empty");
+        Required.check(
                 name.chars().noneMatch(Character::isISOControl),
                 "the name of an adapter has control characters; take another name");
-        checkAdapter(of != null, "the directory of the adapter '" + name + "' is null");
+        Required.check(of != null, "the directory of the adapter '%s' is null", name);
         boolean narrow =
                 settings.quantization() != Quantization.NONE
                         || config.kvCacheDtype() == KvCacheDtype.FP8;
-        checkAdapter(
+        Required.check(
                 !settings.isGpu() || !narrow,
                 "on GPUs, adapters need weights and a KV cache in the model's type; load the model"
-                        + " without quantization, or merge the adapter '"
-                        + name
-                        + "'");
+                        + " without quantization, or merge the adapter '%s'",
+                name);
         LoraConfig.read(of).open(of, config).close();
-    }
-
-    private static void checkAdapter(boolean condition, String problem) {
-        if (!condition) {
-            throw new IllegalArgumentException(problem);
-        }
     }
 
     void loadAdapter(String name, Path of) throws IOException {

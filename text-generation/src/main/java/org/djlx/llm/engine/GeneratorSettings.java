@@ -14,6 +14,7 @@ import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Quantization;
 import org.djlx.llm.ops.KvCache;
 import org.djlx.llm.ops.ModelKernels;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The checked options of a {@link TextEngine}; its builder describes them.
@@ -51,16 +52,15 @@ record GeneratorSettings(
         checkPositive("maxQueued", builder.maxQueued);
         checkPositive("prefillTokens", builder.prefillTokens);
         for (Device device : builder.devices) {
-            if (device == null || !device.isGpu()) {
-                throw new IllegalArgumentException(
-                        device + " is not a GPU; set the number of CPU ranks with optRanks");
-            }
+            Required.check(
+                    device != null && device.isGpu(),
+                    "%s is not a GPU; set the number of CPU ranks with optRanks",
+                    device);
         }
         ProcessGroup group = builder.group;
-        if (group != null && (builder.ranks != null || !builder.devices.isEmpty())) {
-            throw new IllegalArgumentException(
-                    "ranks or devices cannot be combined with a process group, which has its own");
-        }
+        Required.check(
+                group == null || builder.ranks == null && builder.devices.isEmpty(),
+                "ranks or devices cannot be combined with a process group, which has its own");
         int ranks = ranks(group, builder.devices, cpuRanks);
         config.checkDivisible(ranks);
         int length =
@@ -68,17 +68,16 @@ record GeneratorSettings(
                         ? Math.min(config.maxLength(), TextEngine.DEFAULT_MAX_LENGTH)
                         : builder.maxLength;
         checkPositive("maxLength", length);
-        if (length > config.maxLength()) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "maxLength %d is out of range: the model has at most %d positions",
-                            length, config.maxLength()));
-        }
+        Required.check(
+                length <= config.maxLength(),
+                "maxLength %d is out of range: the model has at most %d positions",
+                length,
+                config.maxLength());
         double utilization = builder.memoryUtilization;
-        if (!(utilization > 0 && utilization <= 1)) {
-            throw new IllegalArgumentException(
-                    "gpuMemoryUtilization must be above 0 and at most 1, not " + utilization);
-        }
+        Required.check(
+                utilization > 0 && utilization <= 1,
+                "gpuMemoryUtilization must be above 0 and at most 1, not %s",
+                utilization);
         long blockBytes = KvCache.byteSize(config, ranks, KvCache.BLOCK_TOKENS);
         if (builder.cacheBytes != 0) {
             checkCache(builder.cacheBytes / blockBytes, blockBytes, length);
@@ -104,9 +103,7 @@ record GeneratorSettings(
     }
 
     private void checkQuantization(ModelConfig config) {
-        if (quantization == null) {
-            throw new IllegalArgumentException("the quantization is null; use Quantization.NONE");
-        }
+        Required.check(quantization != null, "the quantization is null; use Quantization.NONE");
         ModelKernels.check(config, device(), ranks(), quantization);
     }
 
@@ -144,9 +141,7 @@ record GeneratorSettings(
     }
 
     private static void checkPositive(String name, int value) {
-        if (value < 1) {
-            throw new IllegalArgumentException(name + " must be 1 or more, not " + value);
-        }
+        Required.check(value >= 1, "%s must be 1 or more, not %s", name, value);
     }
 
     private static int ranks(ProcessGroup group, List<Device> devices, int cpuRanks) {

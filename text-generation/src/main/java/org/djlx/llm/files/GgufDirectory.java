@@ -40,9 +40,7 @@ public final class GgufDirectory {
      *     supported, or a directory has several files
      */
     public static Path of(Path path) throws IOException {
-        if (path == null) {
-            throw new IllegalArgumentException("the model's directory is null");
-        }
+        Required.check(path != null, "the model's directory is null");
         if (Files.isRegularFile(path)) {
             return path.toString().endsWith(SUFFIX) ? write(path) : path;
         }

@@ -16,6 +16,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The checked header of a file in <a
@@ -203,12 +204,8 @@ record GgufFile(Path path, Map<String, Object> metadata, Map<String, Tensor> ten
                 check(sizes[i] > 0, "the tensor %s has a size of %d", name, sizes[i]);
                 numbers = Math.multiplyExact(numbers, sizes[i]);
             }
-            GgufType type;
-            try {
-                type = GgufType.of(bytes.getInt());
-            } catch (IllegalArgumentException e) {
-                throw new IllegalArgumentException("the tensor " + name + " " + e.getMessage(), e);
-            }
+            int code = bytes.getInt();
+            GgufType type = Required.naming("the tensor " + name, () -> GgufType.of(code));
             long offset = bytes.getLong();
             check(
                     sizes[0] % type.blockSize == 0,

@@ -50,8 +50,8 @@ enum GgufType {
                 .orElseThrow(
                         () ->
                                 new IllegalArgumentException(
-                                        ("has the type %s, which is not supported; supported are"
-                                                        + " %s; quantize the model to one of these")
+                                        ("the type %s is not supported; supported are %s; quantize"
+                                                        + " the model to one of these")
                                                 .formatted(
                                                         Integer.toUnsignedString(code),
                                                         Arrays.toString(values()))));

@@ -132,12 +132,11 @@ public final class ModelHub {
         if (Files.isDirectory(path) || model.endsWith(".gguf") && Files.exists(path)) {
             return GgufDirectory.of(path);
         }
-        if (!isName(model)) {
-            throw new IllegalArgumentException(
-                    ("%s is not a directory or a GGUF file, nor a model's name on a hub, such as"
-                         + " Qwen/Qwen3-0.6B; serve-model writes a model to try things with")
-                            .formatted(model));
-        }
+        Required.check(
+                isName(model),
+                "%s is not a directory or a GGUF file, nor a model's name on a hub, such as"
+                        + " Qwen/Qwen3-0.6B; serve-model writes a model to try things with",
+                model);
         return download(model);
     }
 
@@ -153,10 +152,7 @@ public final class ModelHub {
      *     disk is full; the message says what to do
      */
     public Path download(String name) throws IOException {
-        if (!isName(name)) {
-            throw new IllegalArgumentException(
-                    "'%s' is not a model's name on a hub, ORG/NAME".formatted(name));
-        }
+        Required.check(isName(name), "'%s' is not a model's name on a hub, ORG/NAME", name);
         HubCache files = new HubCache(cache, name);
         Optional<Path> cached = files.find(revision);
         if (offline) {

@@ -3,17 +3,44 @@ package org.djlx.llm.model;
 
 import static org.djlx.nativeops.host.Required.check;
 
+import ai.djl.ndarray.types.DataType;
 import com.google.gson.Gson;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
+import com.google.gson.JsonParseException;
+import com.google.gson.JsonParser;
 import com.google.gson.JsonPrimitive;
+import java.io.IOException;
+import java.nio.charset.CharacterCodingException;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.function.Predicate;
 
 /** The entries of a JSON object of a model's files. An entry of null counts as missing. */
 record ConfigEntries(JsonObject json) {
+
+    /** Reads a file; the message of an exception names it. */
+    static ConfigEntries read(Path file) throws IOException {
+        try {
+            JsonElement json = JsonParser.parseString(Files.readString(file));
+            check(json.isJsonObject(), "%s: not a JSON object", file);
+            return new ConfigEntries(json.getAsJsonObject());
+        } catch (NoSuchFileException e) {
+            throw new NoSuchFileException(
+                    file.toString(), null, "no such file; download it from where the weights are");
+        } catch (JsonParseException e) {
+            throw new IllegalArgumentException(
+                    file + ": not JSON: " + e.getMessage() + "; download it again", e);
+        } catch (CharacterCodingException e) {
+            throw new IllegalArgumentException(
+                    file + ": not JSON: it is not UTF-8; download it again", e);
+        }
+    }
 
     /** Returns these entries, and others in place of those that are missing. */
     ConfigEntries withDefaults(Map<String, ?> defaults) {
@@ -22,6 +49,13 @@ record ConfigEntries(JsonObject json) {
         others.asMap().keySet().removeIf(this::has);
         others.asMap().forEach(all::add);
         return new ConfigEntries(all);
+    }
+
+    /** Sets the type of weights, unless it is null. */
+    void setType(DataType type) {
+        if (type != null) {
+            json.addProperty("torch_dtype", type.name().toLowerCase(Locale.ROOT));
+        }
     }
 
     JsonElement get(String name) {

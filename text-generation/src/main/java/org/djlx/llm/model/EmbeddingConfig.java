@@ -120,12 +120,12 @@ public record EmbeddingConfig(
     }
 
     private static ConfigEntries optional(Path file) throws IOException {
-        return new ConfigEntries(Files.exists(file) ? ModelConfig.object(file) : new JsonObject());
+        return Files.exists(file) ? ConfigEntries.read(file) : new ConfigEntries(new JsonObject());
     }
 
     private static Pooling pooling(Path folder) throws IOException {
         Path file = folder.resolve("config.json");
-        ConfigEntries json = new ConfigEntries(ModelConfig.object(file));
+        ConfigEntries json = ConfigEntries.read(file);
         check(
                 json.flag("include_prompt", true),
                 "%s: include_prompt must be true: prompts are pooled, too",

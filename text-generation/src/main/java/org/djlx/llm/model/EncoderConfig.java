@@ -4,12 +4,11 @@ package org.djlx.llm.model;
 import static org.djlx.nativeops.host.Required.check;
 
 import ai.djl.ndarray.types.DataType;
-import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Path;
 import java.util.List;
-import java.util.Locale;
 import java.util.stream.IntStream;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -189,8 +188,7 @@ public sealed interface EncoderConfig {
 
     /** {@return whether a model is an encoder, by its {@code config.json}} */
     static boolean isEncoder(Path directory) throws IOException {
-        ConfigEntries json =
-                new ConfigEntries(ModelConfig.object(directory.resolve("config.json")));
+        ConfigEntries json = ConfigEntries.read(directory.resolve("config.json"));
         return MODEL_TYPES.contains(json.text("model_type", ""));
     }
 
@@ -203,23 +201,20 @@ public sealed interface EncoderConfig {
      */
     static EncoderConfig read(Path directory, DataType type) throws IOException {
         Path file = directory.resolve("config.json");
-        JsonObject json = ModelConfig.object(file);
-        if (type != null) {
-            json.addProperty("torch_dtype", type.name().toLowerCase(Locale.ROOT));
-        }
-        try {
-            ConfigEntries entries = new ConfigEntries(json);
-            String name = entries.text("model_type", "");
-            check(
-                    MODEL_TYPES.contains(name),
-                    "model_type '%s' is not an encoder; supported are %s",
-                    name,
-                    MODEL_TYPES);
-            return name.equals("modernbert")
-                    ? ModernBert.read(entries)
-                    : Bert.read(entries, !name.equals("bert"));
-        } catch (IllegalArgumentException e) {
-            throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
-        }
+        ConfigEntries entries = ConfigEntries.read(file);
+        entries.setType(type);
+        return Required.naming(file, () -> of(entries));
+    }
+
+    private static EncoderConfig of(ConfigEntries entries) {
+        String name = entries.text("model_type", "");
+        check(
+                MODEL_TYPES.contains(name),
+                "model_type '%s' is not an encoder; supported are %s",
+                name,
+                MODEL_TYPES);
+        return name.equals("modernbert")
+                ? ModernBert.read(entries)
+                : Bert.read(entries, !name.equals("bert"));
     }
 }

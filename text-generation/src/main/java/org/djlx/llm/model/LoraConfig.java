@@ -6,10 +6,7 @@ import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
-import com.google.gson.JsonParseException;
-import com.google.gson.JsonParser;
 import java.io.IOException;
-import java.nio.charset.CharacterCodingException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.LinkedHashMap;
@@ -89,17 +86,8 @@ public record LoraConfig(
                     "%s has no %s; name the directory of an adapter in PEFT's layout"
                             .formatted(directory, CONFIG));
         }
-        try {
-            JsonElement json = JsonParser.parseString(Files.readString(file));
-            Required.check(json.isJsonObject(), "not the configuration of an adapter");
-            return of(new ConfigEntries(json.getAsJsonObject()));
-        } catch (IllegalArgumentException e) {
-            throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
-        } catch (JsonParseException e) {
-            throw new IllegalArgumentException(file + ": not JSON: " + e.getMessage(), e);
-        } catch (CharacterCodingException e) {
-            throw new IllegalArgumentException(file + ": not JSON: it is not UTF-8", e);
-        }
+        ConfigEntries entries = ConfigEntries.read(file);
+        return Required.naming(file, () -> of(entries));
     }
 
     private static LoraConfig of(ConfigEntries json) {

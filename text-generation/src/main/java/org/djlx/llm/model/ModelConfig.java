@@ -5,16 +5,11 @@ import static org.djlx.nativeops.host.Required.check;
 
 import ai.djl.ndarray.types.DataType;
 import com.google.gson.JsonElement;
-import com.google.gson.JsonObject;
-import com.google.gson.JsonParseException;
-import com.google.gson.JsonParser;
 import java.io.IOException;
-import java.io.Reader;
 import java.nio.file.Files;
-import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
 import java.util.List;
-import java.util.Locale;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.ScalarType;
 
 /**
@@ -116,7 +111,7 @@ public record ModelConfig(
      */
     public static ModelConfig read(Path directory, DataType type, KvCacheDtype kvCacheDtype)
             throws IOException {
-        return parse(directory, json(directory, type), kvCacheDtype);
+        return parse(directory, entries(directory, type), kvCacheDtype);
     }
 
     /**
@@ -124,49 +119,28 @@ public record ModelConfig(
      * whose files may lack the output matrix, for embeddings: it counts as tied.
      */
     public static ModelConfig readWithoutOutput(Path directory, DataType type) throws IOException {
-        JsonObject json = json(directory, type);
-        json.addProperty("tie_word_embeddings", true);
-        return parse(directory, json, KvCacheDtype.AUTO);
+        ConfigEntries entries = entries(directory, type);
+        entries.json().addProperty("tie_word_embeddings", true);
+        return parse(directory, entries, KvCacheDtype.AUTO);
     }
 
-    private static JsonObject json(Path directory, DataType type) throws IOException {
-        JsonObject json = object(directory.resolve("config.json"));
-        if (type != null) {
-            json.addProperty("torch_dtype", type.name().toLowerCase(Locale.ROOT));
-        }
+    private static ConfigEntries entries(Path directory, DataType type) throws IOException {
+        ConfigEntries entries = ConfigEntries.read(directory.resolve("config.json"));
+        entries.setType(type);
         Path generation = directory.resolve("generation_config.json");
         if (Files.exists(generation)) {
-            JsonElement end = object(generation).get("eos_token_id");
-            if (end != null && !end.isJsonNull()) {
-                json.add("eos_token_id", end);
+            JsonElement end = ConfigEntries.read(generation).get("eos_token_id");
+            if (end != null) {
+                entries.json().add("eos_token_id", end);
             }
         }
-        return json;
+        return entries;
     }
 
-    private static ModelConfig parse(Path directory, JsonObject json, KvCacheDtype kvCacheDtype) {
-        try {
-            return Architecture.read(new ConfigEntries(json), kvCacheDtype);
-        } catch (IllegalArgumentException e) {
-            String file = directory.resolve("config.json").toString();
-            throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
-        }
-    }
-
-    static JsonObject object(Path file) throws IOException {
-        try (Reader reader = Files.newBufferedReader(file)) {
-            JsonElement json = JsonParser.parseReader(reader);
-            if (!json.isJsonObject()) {
-                throw new IllegalArgumentException(file + ": not a JSON object");
-            }
-            return json.getAsJsonObject();
-        } catch (NoSuchFileException e) {
-            throw new NoSuchFileException(
-                    file.toString(), null, "no such file; download it from where the weights are");
-        } catch (JsonParseException e) {
-            throw new IllegalArgumentException(
-                    file + ": not JSON: " + e.getMessage() + "; download it again", e);
-        }
+    private static ModelConfig parse(
+            Path directory, ConfigEntries entries, KvCacheDtype kvCacheDtype) {
+        return Required.naming(
+                directory.resolve("config.json"), () -> Architecture.read(entries, kvCacheDtype));
     }
 
     public int layers() {

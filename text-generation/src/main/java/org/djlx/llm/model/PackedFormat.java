@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.model;
 
-import com.google.gson.JsonParser;
 import java.io.IOException;
-import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Locale;
 import java.util.Map;
@@ -41,8 +39,7 @@ public record PackedFormat(Layout layout, int groupSize) {
      * @throws IllegalArgumentException if the format is not supported
      */
     public static Optional<PackedFormat> read(Path directory) throws IOException {
-        String json = Files.readString(directory.resolve("config.json"));
-        return read(new ConfigEntries(JsonParser.parseString(json).getAsJsonObject()));
+        return read(ConfigEntries.read(directory.resolve("config.json")));
     }
 
     /** Returns whether experts are in MXFP4, and nothing else is packed. */

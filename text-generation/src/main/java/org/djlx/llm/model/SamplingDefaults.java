@@ -3,11 +3,11 @@ package org.djlx.llm.model;
 
 import static org.djlx.nativeops.host.Required.check;
 
-import com.google.gson.JsonObject;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The sampling parameters that a model's authors recommend, from {@code generation_config.json}.
@@ -31,12 +31,8 @@ public record SamplingDefaults(
         if (!Files.exists(file)) {
             return NONE;
         }
-        JsonObject json = ModelConfig.object(file);
-        try {
-            return read(new ConfigEntries(json));
-        } catch (IllegalArgumentException e) {
-            throw new IllegalArgumentException(file + ": " + e.getMessage(), e);
-        }
+        ConfigEntries entries = ConfigEntries.read(file);
+        return Required.naming(file, () -> read(entries));
     }
 
     /** {@return the defaults by the names that options of requests have} */

@@ -59,12 +59,11 @@ public final class Constraint {
      */
     public void accept(int token) {
         Terms.Term after = masks.derive(state, token);
-        if (after == null) {
-            throw new IllegalArgumentException(
-                    "no token continues the text of the grammar: tokens are missing in the"
-                            + " vocabulary, or other options forbid them, or the grammar has too"
-                            + " many states");
-        }
+        Required.check(
+                after != null,
+                "no token continues the text of the grammar: tokens are missing in the"
+                        + " vocabulary, or other options forbid them, or the grammar has too many"
+                        + " states");
         state = after;
     }
 

@@ -3,6 +3,7 @@ package org.djlx.llm.server;
 
 import java.time.Duration;
 import java.util.List;
+import org.djlx.nativeops.host.Required;
 
 /**
  * The address and the limits of a server.
@@ -30,50 +31,44 @@ public record ServerOptions(
 
     /** Throws an {@link IllegalArgumentException} if an option is out of range. */
     public ServerOptions {
-        if (token != null && (token.isEmpty() || !token.chars().allMatch(c -> c > 32 && c < 127))) {
-            throw new IllegalArgumentException(
-                    "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or"
-                            + " more");
-        }
-        if (port < 0 || port > 65_535) {
-            throw new IllegalArgumentException("the port must be from 0 to 65535, not " + port);
-        }
-        if (maxBodyBytes < 1) {
-            throw new IllegalArgumentException(
-                    "the largest request (--max-body) must be 1 byte or more, not " + maxBodyBytes);
-        }
-        if (maxBufferedBytes < maxBodyBytes) {
-            throw new IllegalArgumentException(
-                    String.format(
-                            "the memory for requests (--max-buffered) of %d bytes is less than the"
-                                    + " largest request (--max-body) of %d bytes",
-                            maxBufferedBytes, maxBodyBytes));
-        }
+        Required.check(
+                token == null || !token.isEmpty() && token.chars().allMatch(c -> c > 32 && c < 127),
+                "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one"
+                        + " or more");
+        Required.check(
+                port >= 0 && port <= 65_535, "the port must be from 0 to 65535, not %s", port);
+        Required.check(
+                maxBodyBytes >= 1,
+                "the largest request (--max-body) must be 1 byte or more, not %s",
+                maxBodyBytes);
+        Required.check(
+                maxBufferedBytes >= maxBodyBytes,
+                "the memory for requests (--max-buffered) of %d bytes is less than the"
+                        + " largest request (--max-body) of %d bytes",
+                maxBufferedBytes,
+                maxBodyBytes);
         allowedHosts = List.copyOf(allowedHosts);
         for (String name : allowedHosts) {
-            if (!name.matches("[A-Za-z0-9._-]+")) {
-                throw new IllegalArgumentException(
-                        "an allowed host (--allowed-host) must be a host name without port, not '"
-                                + name
-                                + "'");
-            }
+            Required.check(
+                    name.matches("[A-Za-z0-9._-]+"),
+                    "an allowed host (--allowed-host) must be a host name without port, not"
+                            + " '%s'",
+                    name);
         }
-        if (maxConnections < 1) {
-            throw new IllegalArgumentException(
-                    "the most connections must be 1 or more, not " + maxConnections);
-        }
+        Required.check(
+                maxConnections >= 1,
+                "the most connections must be 1 or more, not %s",
+                maxConnections);
         for (Duration timeout : new Duration[] {requestTimeout, answerTimeout}) {
-            if (timeout.isNegative() || timeout.isZero()) {
-                throw new IllegalArgumentException(
-                        "the timeouts of requests and answers must be above 0 s, not "
-                                + timeout.toSeconds());
-            }
+            Required.check(
+                    !timeout.isNegative() && !timeout.isZero(),
+                    "the timeouts of requests and answers must be above 0 s, not %s",
+                    timeout.toSeconds());
         }
-        if (shutdownTimeout.isNegative()) {
-            throw new IllegalArgumentException(
-                    "the timeout of the shutdown must be 0 s or more, not "
-                            + shutdownTimeout.toSeconds());
-        }
+        Required.check(
+                !shutdownTimeout.isNegative(),
+                "the timeout of the shutdown must be 0 s or more, not %s",
+                shutdownTimeout.toSeconds());
     }
 
     /** Returns the address and whether there is a token, which must not get into a log. */

@@ -55,13 +55,11 @@ public final class SpringEmbeddingModel implements EmbeddingModel, AutoCloseable
     public SpringEmbeddingModel(org.djlx.llm.EmbeddingModel model, String textPrompt) {
         this.model = Required.argument("SpringEmbeddingModel: model", model);
         this.textPrompt = textPrompt;
-        if (textPrompt != null && !model.config().prompts().containsKey(textPrompt)) {
-            throw new IllegalArgumentException(
-                    "the model has no prompt '"
-                            + textPrompt
-                            + "'; its prompts are "
-                            + model.config().prompts().keySet());
-        }
+        Required.check(
+                textPrompt == null || model.config().prompts().containsKey(textPrompt),
+                "the model has no prompt '%s'; its prompts are %s",
+                textPrompt,
+                model.config().prompts().keySet());
     }
 
     /** Loads a model, as {@link org.djlx.llm.EmbeddingModel#of(String)}. */
@@ -100,10 +98,8 @@ public final class SpringEmbeddingModel implements EmbeddingModel, AutoCloseable
 
     private Embeddings embed(List<String> texts, String prompt, EmbeddingOptions options) {
         String name = options == null ? null : options.getModel();
-        if (name != null) {
-            throw new IllegalArgumentException(
-                    "unknown model '" + name + "'; leave the name out: there is one model");
-        }
+        Required.check(
+                name == null, "unknown model '%s'; leave the name out: there is one model", name);
         boolean isSet = options != null && options.getDimensions() != null;
         int dimensions = isSet ? options.getDimensions() : dimensions();
         return model.embedTokens(model.encode(texts, prompt), dimensions);

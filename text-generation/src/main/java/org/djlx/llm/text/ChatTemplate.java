@@ -330,12 +330,11 @@ public final class ChatTemplate {
     private Source source(boolean hasTools) {
         Source source = hasTools ? sources.get(TOOL_USE) : null;
         source = source == null ? sources.get(DEFAULT) : source;
-        if (source == null) {
-            throw new IllegalArgumentException(
-                    "the model has no chat template named default, only "
-                            + sources.keySet()
-                            + "; tool_use is taken for chats with tools");
-        }
+        Required.check(
+                source != null,
+                "the model has no chat template named default, only %s; tool_use is"
+                        + " taken for chats with tools",
+                sources.keySet());
         return source;
     }
 
@@ -343,11 +342,10 @@ public final class ChatTemplate {
     String write(List<Message> messages, boolean addGenerationPrompt, Map<String, Object> options) {
         boolean hasTools = options.get(TOOLS) instanceof List<?> tools && !tools.isEmpty();
         Template template = source(options.get(TOOLS) != null).template(); // also for an empty list
-        if (hasTools && !template.names().contains(TOOLS)) {
-            throw new IllegalArgumentException(
-                    "the request has tools, but the model's chat template does not read them: leave"
-                            + " them out, or describe them in a message");
-        }
+        Required.check(
+                !hasTools || template.names().contains(TOOLS),
+                "the request has tools, but the model's chat template does not read"
+                        + " them: leave them out, or describe them in a message");
         Map<String, Object> variables = new HashMap<>();
         variables.put(TOOLS, null); // as in transformers, which always defines these
         variables.put("documents", null);

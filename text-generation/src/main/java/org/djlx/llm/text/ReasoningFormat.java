@@ -113,11 +113,10 @@ public enum ReasoningFormat {
         if (start == Start.ANSWER) {
             return answer;
         }
-        if (this == CHANNELS || this == MISTRAL) {
-            throw new IllegalArgumentException(
-                    "no grammar after the reasoning of this model, whose markers are special"
-                            + " tokens");
-        }
+        Required.check(
+                this != CHANNELS && this != MISTRAL,
+                "no grammar after the reasoning of this model, whose markers are"
+                        + " special tokens");
         String ending = "[\\s\\S]*" + close;
         Grammar reasoning = Grammar.regex(ending, ending + "[\\s\\S]+");
         Grammar space = Grammar.regex("\n{0,2}");

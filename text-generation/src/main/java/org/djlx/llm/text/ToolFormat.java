@@ -139,25 +139,19 @@ public enum ToolFormat {
      *     grammar allows
      */
     public Grammar grammar(Map<String, JsonObject> tools, boolean parallel, boolean forced) {
-        if (tools == null || tools.isEmpty()) {
-            throw new IllegalArgumentException("there are no tools");
-        }
-        if (!forced && this == MISTRAL) {
-            throw new IllegalArgumentException(
-                    "Mistral's format cannot limit calls that are not required");
-        }
+        Required.check(tools != null && !tools.isEmpty(), "there are no tools");
+        Required.check(
+                forced || this != MISTRAL,
+                "Mistral's format cannot limit calls that are not required");
         List<Grammar> calls = new ArrayList<>();
         tools.forEach(
                 (name, schema) -> {
                     String head =
                             "{\"name\": " + GSON.toJson(name) + ", \"" + argumentsKey + "\": ";
-                    Grammar arguments;
-                    try {
-                        arguments = Grammar.jsonSchema(schema);
-                    } catch (IllegalArgumentException e) {
-                        throw new IllegalArgumentException(
-                                "the parameters of the tool " + name + ": " + e.getMessage(), e);
-                    }
+                    Grammar arguments =
+                            Required.naming(
+                                    "the parameters of the tool " + name,
+                                    () -> Grammar.jsonSchema(schema));
                     calls.add(Grammar.sequence(text(prefix + head), arguments, text("}" + suffix)));
                 });
         Grammar call = Grammar.anyOf(calls);

@@ -27,6 +27,7 @@ import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.text.ChatTemplate;
 import org.djlx.llm.text.ModelTokenizer;
 import org.djlx.llm.text.TextTokenizer;
+import org.djlx.nativeops.host.Required;
 
 /**
  * Chats in JSONL as a dataset for a {@link TrainableModel}. Each line of the file is a chat in
@@ -81,9 +82,7 @@ public final class ChatDataset extends RandomAccessDataset {
 
     @Override
     public Record get(NDManager manager, long index) {
-        if (manager == null) {
-            throw new IllegalArgumentException("the manager of a row is null");
-        }
+        Required.check(manager != null, "the manager of a row is null");
         Row row = rows.get(Math.toIntExact(index));
         long[] data = new long[row.tokens.length - 1];
         long[] labels = new long[data.length];
@@ -104,9 +103,7 @@ public final class ChatDataset extends RandomAccessDataset {
 
         @SuppressWarnings("unchecked") // The entries of a JSON object have strings as keys.
         List<Row> rows(Map<String, Object> line) {
-            if (line == null) {
-                throw new IllegalArgumentException("the line must be a JSON object, not null");
-            }
+            Required.check(line != null, "the line must be a JSON object, not null");
             Map<String, Object> options = new HashMap<>(line);
             List<ChatTemplate.Message> chat = new ArrayList<>();
             if (!(options.remove("messages") instanceof List<?> messages)) {
@@ -133,11 +130,10 @@ public final class ChatDataset extends RandomAccessDataset {
                     add(rows, before, chat, options);
                 }
             }
-            if (rows.stream().allMatch(row -> row.answers.isEmpty())) {
-                throw new IllegalArgumentException(
-                        "the first %d tokens of the chat have no answer of an assistant"
-                                .formatted(maxLength));
-            }
+            Required.check(
+                    !rows.stream().allMatch(row -> row.answers.isEmpty()),
+                    "the first %d tokens of the chat have no answer of an assistant",
+                    maxLength);
             rows.removeIf(row -> row.answers.isEmpty());
             return rows;
         }
@@ -268,9 +264,7 @@ public final class ChatDataset extends RandomAccessDataset {
                     }
                 }
             }
-            if (rows.isEmpty()) {
-                throw new IllegalArgumentException(file + " has no chats");
-            }
+            Required.check(!rows.isEmpty(), "%s has no chats", file);
             return new ChatDataset(this, rows);
         }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.collectives.launch.cli;
 
+import org.djlx.nativeops.host.Required;
+
 /** Wrong arguments. The command line prints the message and a hint, and ends with exit code 2. */
 public final class UsageException extends IllegalArgumentException {
 
@@ -17,16 +19,10 @@ public final class UsageException extends IllegalArgumentException {
         }
     }
 
-    /** Parses or checks the value of an option. */
-    public interface Parser<T, E extends Exception> {
-
-        T parse() throws E;
-    }
-
     /** Returns the parser's result. Its IllegalArgumentException becomes a UsageException. */
-    public static <T, E extends Exception> T parsed(Parser<T, E> parser) throws E {
+    public static <T, E extends Exception> T parsed(Required.Call<T, E> parser) throws E {
         try {
-            return parser.parse();
+            return parser.run();
         } catch (IllegalArgumentException e) {
             throw new UsageException(e.getMessage(), e);
         }
