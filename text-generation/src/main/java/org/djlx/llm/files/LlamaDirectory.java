@@ -10,7 +10,6 @@ import com.google.gson.GsonBuilder;
 import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.ArrayList;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -84,20 +83,12 @@ public final class LlamaDirectory {
                 KvCacheDtype.AUTO);
     }
 
-    /** Returns names, types and shapes of a model's tensors, from the embedding to the output. */
-    public static List<TensorSpec> tensors(ModelConfig config) {
-        List<TensorSpec> specs = new ArrayList<>();
-        WeightMap.shapes(config)
-                .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
-        return specs;
-    }
-
     /**
      * Writes a model. Creates the directory if it is missing, and replaces its files.
      *
      * @param config the sizes; RoPE scaling is not written
      * @param ranks the number of ranks on which DJL Serving loads the model
-     * @param weights supplies each of the {@linkplain #tensors tensors}
+     * @param weights supplies each of the {@linkplain WeightMap#tensors tensors}
      */
     public static void write(
             Path directory,
@@ -107,7 +98,7 @@ public final class LlamaDirectory {
             Function<TensorSpec, NDArray> weights)
             throws IOException {
         writeAllButWeights(directory, config, ranks);
-        SafetensorsWriter.writeModel(directory, tensors(config), maxFileBytes, weights);
+        SafetensorsWriter.writeModel(directory, WeightMap.tensors(config), maxFileBytes, weights);
     }
 
     /** Writes all files of a model except its weights, as {@link #write} does. */

@@ -23,6 +23,7 @@ import org.djlx.llm.model.KvCacheDtype;
 import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.Rope;
+import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 
@@ -138,7 +139,7 @@ public final class RandomLlama implements AutoCloseable {
     }
 
     public static RandomLlama write(ModelConfig config, Path parent) throws IOException {
-        List<TensorSpec> tensors = LlamaDirectory.tensors(config);
+        List<TensorSpec> tensors = WeightMap.tensors(config);
         long bytes = tensors.stream().mapToLong(TensorSpec::byteSize).sum();
         Path place = parent == null ? place(bytes) : parent;
         if (!hasRoom(place, bytes)) {

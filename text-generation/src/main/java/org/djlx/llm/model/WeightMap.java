@@ -267,6 +267,13 @@ public final class WeightMap {
         return shapes;
     }
 
+    /** {@return names, types and shapes of a model's tensors, from the embedding to the output} */
+    public static List<TensorSpec> tensors(ModelConfig config) {
+        return shapes(config).entrySet().stream()
+                .map(each -> TensorSpec.of(each.getKey(), config.type(), each.getValue()))
+                .toList();
+    }
+
     /** {@return the size of a rank's part in bytes} */
     public static long byteSize(ModelConfig config, int ranks) {
         long hidden = config.hiddenSize();

@@ -15,6 +15,7 @@ import org.djlx.collectives.safetensors.TensorSpec;
 import org.djlx.llm.files.ByteLevelTokenizer;
 import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.WeightMap;
 import picocli.CommandLine.Command;
 import picocli.CommandLine.Mixin;
 import picocli.CommandLine.Option;
@@ -95,7 +96,7 @@ public final class ServeModelCommand extends CliCommand {
                     maxFileBytes,
                     weight -> LlamaDirectory.random(manager, weight));
         }
-        List<TensorSpec> tensors = LlamaDirectory.tensors(config);
+        List<TensorSpec> tensors = WeightMap.tensors(config);
         print(
                 "Wrote a Llama of %,d parameters (%,d bytes, %s) and a tokenizer of %d"
                         + " tokens to %s%n",

@@ -32,6 +32,7 @@ import org.djlx.llm.model.PackedFormat;
 import org.djlx.llm.model.Rope;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.nativeops.host.FileWrites;
+import org.djlx.nativeops.host.Required;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.training.nn.ColumnParallelLinear;
@@ -366,12 +367,7 @@ public final class TrainableModel {
 
     private static Lora readLora(Path directory) throws IOException {
         LoraConfig config = LoraConfig.read(directory);
-        try {
-            return lora(config);
-        } catch (IllegalArgumentException e) {
-            throw new IllegalArgumentException(
-                    directory.resolve(LoraConfig.CONFIG) + ": " + e.getMessage(), e);
-        }
+        return Required.naming(directory.resolve(LoraConfig.CONFIG), () -> lora(config));
     }
 
     /**
@@ -414,9 +410,7 @@ public final class TrainableModel {
      */
     public void save(Path out) throws IOException {
         check(out != null, "the directory to write is null");
-        List<TensorSpec> specs = new ArrayList<>();
-        WeightMap.shapes(config)
-                .forEach((name, shape) -> specs.add(TensorSpec.of(name, config.type(), shape)));
+        List<TensorSpec> specs = WeightMap.tensors(config);
         write(
                 specs,
                 TensorSpec::name,

@@ -58,7 +58,7 @@ class RandomLlamaTest {
             }
             ModelConfig config = ModelConfig.read(first.directory());
             assertEquals(ScalarType.BFLOAT16, config.type());
-            for (TensorSpec tensor : LlamaDirectory.tensors(config)) {
+            for (TensorSpec tensor : WeightMap.tensors(config)) {
                 assertEquals(tensor, weights.spec(tensor.name()));
             }
             // Every token has a text: clients see it.

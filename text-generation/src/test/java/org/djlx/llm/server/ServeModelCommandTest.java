@@ -19,8 +19,8 @@ import java.util.Properties;
 import java.util.stream.Stream;
 import org.djlx.collectives.safetensors.Safetensors;
 import org.djlx.collectives.safetensors.TensorSpec;
-import org.djlx.llm.files.LlamaDirectory;
 import org.djlx.llm.model.ModelConfig;
+import org.djlx.llm.model.WeightMap;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.api.io.TempDir;
@@ -71,7 +71,7 @@ class ServeModelCommandTest extends CommandTest {
         assertEquals(List.of(508, 511), config.endTokens());
         try (Safetensors weights = Safetensors.open(first)) {
             assertEquals(
-                    LlamaDirectory.tensors(config).stream().map(TensorSpec::toString).toList(),
+                    WeightMap.tensors(config).stream().map(TensorSpec::toString).toList(),
                     weights.specs().stream().map(TensorSpec::toString).toList());
         }
         Properties properties = new Properties();
