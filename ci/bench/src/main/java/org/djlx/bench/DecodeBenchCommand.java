@@ -89,13 +89,10 @@ final class DecodeBenchCommand extends ReportCommand {
             description = "Batch sizes of the decode steps.")
     private int[] batches;
 
-    @Option(
-            names = "--prompt-tokens",
-            paramLabel = "N",
-            description = "Tokens of the prompts in a batch.")
+    @Option(names = "--prompt-tokens", description = "Tokens of the prompts in a batch.")
     private int promptTokens = 512;
 
-    @Option(names = "--long-prompt", paramLabel = "N", description = "Tokens of the long prompt.")
+    @Option(names = "--long-prompt", description = "Tokens of the long prompt.")
     private int longPrompt = 4096;
 
     @Option(
@@ -105,24 +102,17 @@ final class DecodeBenchCommand extends ReportCommand {
             description = "Numbers of concurrent clients.")
     private int[] clients;
 
-    @Option(
-            names = "--tokens",
-            paramLabel = "N",
-            description = "Tokens generated for each prompt of a batch.")
+    @Option(names = "--tokens", description = "Tokens generated for each prompt of a batch.")
     private int tokens = 64;
 
-    @Option(
-            names = "--answer-tokens",
-            paramLabel = "N",
-            description = "Tokens of an answer to a client.")
+    @Option(names = "--answer-tokens", description = "Tokens of an answer to a client.")
     private int answerTokens = 64;
 
-    @Option(names = "--requests", paramLabel = "N", description = "Requests of each client.")
+    @Option(names = "--requests", description = "Requests of each client.")
     private int requests = 8;
 
     @Option(
             names = "--adapters",
-            paramLabel = "N",
             description =
                     "Also measures decode steps with N random LoRA adapters, which the sequences of"
                             + " a batch use in turn; default none.")

@@ -111,10 +111,7 @@ public final class FinetuneCommand extends CliCommand {
             description = "Question to ask before and after; default: that of the first chat.")
     private String question;
 
-    @Option(
-            names = "--max-tokens",
-            paramLabel = "N",
-            description = "Maximum number of tokens of an answer.")
+    @Option(names = "--max-tokens", description = "Maximum number of tokens of an answer.")
     private int maxTokens = 64;
 
     @Mixin

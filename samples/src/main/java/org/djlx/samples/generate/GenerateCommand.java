@@ -41,10 +41,7 @@ public final class GenerateCommand extends CliCommand {
     @Option(names = "--prompt", required = true, paramLabel = "TEXT", description = "The prompt.")
     private String prompt;
 
-    @Option(
-            names = "--max-tokens",
-            paramLabel = "N",
-            description = "Maximum number of tokens to generate.")
+    @Option(names = "--max-tokens", description = "Maximum number of tokens to generate.")
     private int maxTokens = 128;
 
     @Option(
@@ -97,7 +94,7 @@ public final class GenerateCommand extends CliCommand {
         Path directory = model.directory(modelId);
         model.requireTokenizer(directory);
         model.requireRoom(directory, maxTokens);
-        try (TextEngine generator = model.load(directory)) {
+        try (TextEngine generator = model.load(directory, builder -> builder)) {
             if (generator.isFollower()) {
                 generator.awaitEnd();
                 return 0;

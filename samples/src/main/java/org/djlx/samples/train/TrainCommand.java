@@ -46,16 +46,12 @@ public final class TrainCommand extends CliCommand {
 
     @Option(
             names = "--data-parallel",
-            paramLabel = "N",
             description =
                     "Copies of the model, each with a part of every batch; 2 ranks in all if not"
                             + " given.")
     private Integer dataParallel;
 
-    @Option(
-            names = "--tensor-parallel",
-            paramLabel = "N",
-            description = "Ranks that divide a copy of the model.")
+    @Option(names = "--tensor-parallel", description = "Ranks that divide a copy of the model.")
     private int tensorParallel = 1;
 
     @Mixin

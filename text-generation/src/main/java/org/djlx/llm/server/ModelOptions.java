@@ -85,22 +85,15 @@ public final class ModelOptions {
 
     @Option(
             names = "--max-length",
-            paramLabel = "N",
             description =
                     "Maximum number of tokens of a prompt and its answer; if not given, the model's"
                             + " limit, but at most 8192.")
     private Integer maxLength;
 
-    @Option(
-            names = "--max-running",
-            paramLabel = "N",
-            description = "Maximum number of sequences in a batch.")
+    @Option(names = "--max-running", description = "Maximum number of sequences in a batch.")
     private int maxRunning = 256;
 
-    @Option(
-            names = "--max-queued",
-            paramLabel = "N",
-            description = "Maximum number of waiting requests.")
+    @Option(names = "--max-queued", description = "Maximum number of waiting requests.")
     private int maxQueued = 1024;
 
     @Option(
@@ -147,10 +140,7 @@ public final class ModelOptions {
                             + " docs/text-generation.md.")
     private boolean batchInvariant;
 
-    @Option(
-            names = "--rank-timeout",
-            paramLabel = "SECONDS",
-            description = "How long ranks wait for each other.")
+    @Option(names = "--rank-timeout", description = "How long ranks wait for each other.")
     private int rankTimeout = 60;
 
     /**
@@ -188,15 +178,8 @@ public final class ModelOptions {
      * then {@linkplain TextEngine#isFollower follow} the generator of another process. The caller
      * closes it.
      *
+     * @param change sets options that the user cannot give
      * @throws UsageException if an option does not fit the model
-     */
-    public TextEngine load(Path directory) throws IOException {
-        return load(directory, builder -> builder);
-    }
-
-    /**
-     * Loads a model as {@link #load(Path)} does; {@code change} sets options that the user cannot
-     * give.
      */
     public TextEngine load(Path directory, UnaryOperator<TextEngine.Builder> change)
             throws IOException {

@@ -125,25 +125,18 @@ public final class ServeCommand extends CliCommand {
                             + " connections.")
     private int maxBuffered = 67108864;
 
-    @Option(names = "--max-connections", paramLabel = "N", description = "Most open connections.")
+    @Option(names = "--max-connections", description = "Most open connections.")
     private int maxConnections = 1024;
 
     @Option(
             names = "--request-timeout",
-            paramLabel = "SECONDS",
             description = "How long a client may take to send a request, or be idle.")
     private int requestTimeout = 30;
 
-    @Option(
-            names = "--answer-timeout",
-            paramLabel = "SECONDS",
-            description = "How long an answer may take.")
+    @Option(names = "--answer-timeout", description = "How long an answer may take.")
     private int answerTimeout = 300;
 
-    @Option(
-            names = "--shutdown-timeout",
-            paramLabel = "SECONDS",
-            description = "How long answers may go on after SIGTERM.")
+    @Option(names = "--shutdown-timeout", description = "How long answers may go on after SIGTERM.")
     private int shutdownTimeout = 10;
 
     @Override

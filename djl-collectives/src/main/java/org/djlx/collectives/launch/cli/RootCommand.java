@@ -8,6 +8,8 @@ import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
 import java.nio.file.Path;
+import java.util.List;
+import java.util.Set;
 import java.util.stream.Collectors;
 import java.util.stream.Stream;
 import picocli.CommandLine;
@@ -31,6 +33,8 @@ public abstract class RootCommand {
     private static final String EXAMPLE = "Example: ";
     private static final Path STDOUT = Path.of("/proc/self/fd/1");
     private static final int SIGPIPE = 128 + 13;
+    private static final Set<Class<?>> WHOLE =
+            Set.of(int.class, Integer.class, long.class, Long.class);
 
     @Option(
             names = {"-h", "--help"},
@@ -56,6 +60,7 @@ public abstract class RootCommand {
         for (CommandLine command : root.getSubcommands().values()) {
             command.getCommandSpec().usageMessage().showDefaultValues(true);
             configure(command.getCommandSpec(), command.getCommandSpec());
+            label(command.getCommandSpec());
         }
         root.getSubcommands().get("launch").setStopAtPositional(true);
         return root;
@@ -68,6 +73,18 @@ public abstract class RootCommand {
                 options.configure(command);
             }
             configure(mixin, command);
+        }
+    }
+
+    /** Labels the values of whole numbers without a label: N, or SECONDS of a timeout. */
+    private static void label(CommandSpec command) {
+        for (OptionSpec option : List.copyOf(command.options())) {
+            if (option.paramLabel().startsWith("<") && WHOLE.contains(option.auxiliaryTypes()[0])) {
+                boolean isTimeout = option.longestName().endsWith("-timeout");
+                command.remove(option);
+                command.addOption(
+                        option.toBuilder().paramLabel(isTimeout ? "SECONDS" : "N").build());
+            }
         }
     }
 
