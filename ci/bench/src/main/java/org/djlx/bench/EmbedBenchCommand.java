@@ -19,6 +19,7 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Locale;
 import java.util.Random;
+import java.util.concurrent.Callable;
 import java.util.function.ToDoubleFunction;
 import java.util.stream.Collectors;
 import java.util.stream.IntStream;
@@ -88,10 +89,6 @@ final class EmbedBenchCommand extends ReportCommand {
             double cpuSpeedUp,
             double maxDifference) {}
 
-    private interface Embedder {
-        List<float[]> embed(List<String> texts) throws Exception;
-    }
-
     /** Embeds texts and measures it. */
     private interface Peer {
         Times run(List<String> texts) throws Exception;
@@ -99,12 +96,12 @@ final class EmbedBenchCommand extends ReportCommand {
 
     private record Times(double wall, double cpu, List<float[]> vectors) {
 
-        static Times of(Embedder embedder, List<String> texts) throws Exception {
+        static Times of(Callable<List<float[]>> embedding) throws Exception {
             OperatingSystemMXBean system =
                     (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
             long cpu = system.getProcessCpuTime();
             long start = System.nanoTime();
-            List<float[]> vectors = embedder.embed(texts);
+            List<float[]> vectors = embedding.call();
             long end = System.nanoTime();
             return new Times(
                     (end - start) / 1e6, (system.getProcessCpuTime() - cpu) / 1e6, vectors);
@@ -145,7 +142,7 @@ final class EmbedBenchCommand extends ReportCommand {
         try (EmbeddingModel model = EmbeddingModel.of(directory.toString());
                 ZooModel<String, float[]> traced = criteria.loadModel();
                 Predictor<String, float[]> predictor = traced.newPredictor()) {
-            measure(model, texts -> Times.of(predictor::batchPredict, texts));
+            measure(model, texts -> Times.of(() -> predictor.batchPredict(texts)));
         }
     }
 
@@ -189,20 +186,20 @@ final class EmbedBenchCommand extends ReportCommand {
         put("texts", count);
         put("rows", rows);
         for (int length : lengths) {
-            rows.add(measure(length, texts -> List.of(model.embed(texts)), peer));
+            rows.add(measure(length, texts -> Times.of(() -> List.of(model.embed(texts))), peer));
             store();
             print("%s%n", rows.get(rows.size() - 1));
         }
     }
 
-    private Row measure(int length, Embedder ours, Peer peer) throws Exception {
+    private Row measure(int length, Peer ours, Peer peer) throws Exception {
         List<Times> own = new ArrayList<>();
         List<Times> others = new ArrayList<>();
         double difference = 0;
         Random random = new Random(length);
         for (int i = -3; i < turns; i++) { // DJL's executor compiles the trace in its first runs
             List<String> texts = texts(random, length);
-            Times first = Times.of(ours, texts);
+            Times first = ours.run(texts);
             Times second = peer.run(texts);
             for (int k = 0; k < count; k++) {
                 for (int e = 0; e < first.vectors.get(k).length; e++) {

@@ -79,10 +79,6 @@ record GpuBenchCase(Operation operation, Path path, long bytes, int m, int n, in
         return new GpuBenchCase(operation, null, 0, m, n, k);
     }
 
-    static GpuBenchCase experts(int tokens, int hidden, int chosen) {
-        return new GpuBenchCase(Operation.expertExchange, null, 0, tokens, hidden, chosen);
-    }
-
     static GpuBenchCase norm(int rows, int hidden) {
         return new GpuBenchCase(Operation.allReduceRmsNorm, null, 0, rows, hidden, 0);
     }

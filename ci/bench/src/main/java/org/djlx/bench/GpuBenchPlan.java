@@ -122,7 +122,8 @@ final class GpuBenchPlan {
             cases.add(GpuBenchCase.norm(rows, size(shape, norm.group(2), 1)));
         } else if (experts.matches()) {
             cases.add(
-                    GpuBenchCase.experts(
+                    GpuBenchCase.fused(
+                            Operation.expertExchange,
                             size(shape, experts.group(1), worldSize),
                             size(shape, experts.group(2), 1),
                             size(shape, experts.group(3), 1)));

@@ -159,7 +159,10 @@ final class LlamaCppCommand extends ReportCommand {
             List<String> arguments =
                     List.of(directory.toString(), weights, "" + threads, "" + BATCHES[1]);
             try (TorchPeer llamaCpp = TorchPeer.start("node", script, arguments, PATIENCE);
-                    TorchPeer jlamaPeer = startJlama(arguments)) {
+                    TorchPeer jlamaPeer =
+                            jlama == null
+                                    ? null
+                                    : TorchPeer.start("bash", jlama, arguments, PATIENCE)) {
                 if (llamaCpp.version().isEmpty()) {
                     progress("llama.cpp cannot be measured: %s", llamaCpp.cause());
                     return 1;
@@ -177,11 +180,6 @@ final class LlamaCppCommand extends ReportCommand {
             }
         }
         return 0;
-    }
-
-    /** Starts Jlama; null if it is not asked for. */
-    private TorchPeer startJlama(List<String> arguments) throws IOException {
-        return jlama == null ? null : TorchPeer.start("bash", jlama, arguments, PATIENCE);
     }
 
     /** Returns how many greedy tokens are equal, until the first one that is not. */

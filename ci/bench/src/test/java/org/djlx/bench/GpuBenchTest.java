@@ -321,7 +321,7 @@ class GpuBenchTest {
                         GpuBenchCase.fused(Operation.allGatherMatmul, 256, 8192, 8192),
                         GpuBenchCase.fused(Operation.matmulReduceScatter, 256, 8192, 8192),
                         GpuBenchCase.norm(3, 100),
-                        GpuBenchCase.experts(64, 32, 4),
+                        GpuBenchCase.fused(Operation.expertExchange, 64, 32, 4),
                         allReduce(1024),
                         GpuBenchCase.collective(Operation.allGather, 2048),
                         GpuBenchCase.collective(Operation.reduceScatter, 1 << 20),
