@@ -6,7 +6,6 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
-import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -23,20 +22,10 @@ final class DeviceKinds {
 
     /** Checks that all ranks have devices of one kind. All ranks call this; it throws on all. */
     static void requireSame(ProcessGroup group) throws IOException {
-        check(CacheSize.allGather(group, kind(group.device())));
-    }
-
-    static void check(List<String> kinds) {
-        for (int rank = 1; rank < kinds.size(); rank++) {
-            if (!kinds.get(rank).equals(kinds.get(0))) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "the ranks of a model with experts need devices of one kind,"
-                                        + " because each chooses the experts itself: rank 0 has %s,"
-                                        + " rank %d has %s",
-                                kinds.get(0), rank, kinds.get(rank)));
-            }
-        }
+        ModelRanks.checkSame(
+                CacheSize.allGather(group, kind(group.device())),
+                "the ranks of a model with experts need devices of one kind, because each chooses"
+                        + " the experts itself");
     }
 
     private static String kind(Device device) throws IOException {

@@ -8,7 +8,6 @@ import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
-import org.djlx.collectives.ObjectCollectives;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.pool.RankPool;
@@ -25,6 +24,7 @@ import org.djlx.llm.ops.ModelWeights;
 import org.djlx.llm.ops.TransformerModel;
 import org.djlx.llm.ops.WeightFormat;
 import org.djlx.llm.sampling.Sampler;
+import org.djlx.nativeops.host.Required;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
@@ -206,15 +206,21 @@ record ModelRanks(
                         settings.memoryUtilization(),
                         settings.batchInvariant(),
                         settings.quantization());
-        List<String> all = new ObjectCollectives(settings.group()).allGatherObject(own);
-        for (int rank = 1; rank < all.size(); rank++) {
-            if (!all.get(rank).equals(all.get(0))) {
-                throw new IllegalArgumentException(
-                        String.format(
-                                "ranks differ in their model or options: rank 0 has %s, rank %d has"
-                                        + " %s; start all ranks with the same ones",
-                                all.get(0), rank, all.get(rank)));
-            }
+        checkSame(
+                CacheSize.allGather(settings.group(), own),
+                "ranks differ in their model or options; start all ranks with the same ones");
+    }
+
+    /** Throws if a rank has another value than rank 0; the message begins with the problem. */
+    static void checkSame(List<String> values, String problem) {
+        for (int rank = 1; rank < values.size(); rank++) {
+            Required.check(
+                    values.get(rank).equals(values.get(0)),
+                    "%s: rank 0 has %s, rank %d has %s",
+                    problem,
+                    values.get(0),
+                    rank,
+                    values.get(rank));
         }
     }
 }
