@@ -52,7 +52,7 @@ public final class FlightCommand extends CliCommand {
             dumps.add(read(file));
         }
         PrintWriter out = out();
-        List<FlightAnalysis> groups = analyse(dumps);
+        List<FlightAnalysis> groups = parsed(() -> FlightAnalysis.of(dumps));
         groups.forEach(group -> print(group, out));
         int taken = groups.stream().mapToInt(group -> group.dumps().size()).sum();
         if (taken < dumps.size()) {
@@ -79,10 +79,6 @@ public final class FlightCommand extends CliCommand {
             }
             throw e;
         }
-    }
-
-    private List<FlightAnalysis> analyse(List<FlightDump> dumps) {
-        return parsed(() -> FlightAnalysis.of(dumps));
     }
 
     private static void print(FlightAnalysis group, PrintWriter out) {

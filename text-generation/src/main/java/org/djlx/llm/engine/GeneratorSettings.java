@@ -98,13 +98,10 @@ record GeneratorSettings(
                         builder.prefillTokens,
                         builder.timeout,
                         builder.progress);
-        settings.checkQuantization(config);
+        Required.check(
+                settings.quantization != null, "the quantization is null; use Quantization.NONE");
+        ModelKernels.check(config, settings.device(), ranks, settings.quantization);
         return settings;
-    }
-
-    private void checkQuantization(ModelConfig config) {
-        Required.check(quantization != null, "the quantization is null; use Quantization.NONE");
-        ModelKernels.check(config, device(), ranks(), quantization);
     }
 
     /**

@@ -154,10 +154,6 @@ final class JsonSchema {
         return new IllegalArgumentException("the JSON schema at " + path + ": " + problem);
     }
 
-    private static IllegalArgumentException unsupported(String path, String keyword) {
-        return wrong(path, "the keyword '" + keyword + "' is not supported");
-    }
-
     private Terms.Term value(JsonElement schema, String path) {
         if (++depth > MAX_DEPTH) {
             throw wrong(path, "schemas and references are nested more than " + MAX_DEPTH + " deep");
@@ -193,7 +189,7 @@ final class JsonSchema {
                                             .anyMatch(type -> type.keywords.contains(keyword));
             if (!isKnown) {
                 throw constants == null
-                        ? unsupported(path, keyword)
+                        ? wrong(path, "the keyword '" + keyword + "' is not supported")
                         : wrong(path, "'" + keyword + "' beside constants is not supported");
             }
         }

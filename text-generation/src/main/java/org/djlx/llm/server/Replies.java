@@ -51,10 +51,6 @@ final class Replies {
         return resource("chat.html").replace("/* LIBRARIES */", String.join("\n", libraries));
     }
 
-    private static String readVersion() throws IOException {
-        return "{\"version\":\"" + resource("version.txt").strip() + "\"}";
-    }
-
     /** Reads text from resources. */
     private interface Source {
         String read() throws IOException;
@@ -89,7 +85,9 @@ final class Replies {
 
     /** Returns the version of this project, in vLLM's schema. */
     static FullHttpResponse version() {
-        return fromResources("application/json", Replies::readVersion);
+        return fromResources(
+                "application/json",
+                () -> "{\"version\":\"" + resource("version.txt").strip() + "\"}");
     }
 
     /**

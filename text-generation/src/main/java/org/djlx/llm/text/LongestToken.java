@@ -53,7 +53,8 @@ final class LongestToken {
             kept = text.chars().filter(this::isKept).count();
         }
         if (composes) {
-            kept = Math.max(kept / COMPOSED, text.chars().filter(this::isKeptApart).count());
+            long apart = text.chars().filter(c -> c < FIRST_COMBINING && isKept(c)).count();
+            kept = Math.max(kept / COMPOSED, apart);
         }
         return (kept + longest - 1) / longest;
     }
@@ -61,10 +62,6 @@ final class LongestToken {
     private boolean isKept(int c) {
         boolean isSpace = Character.isSpaceChar(c) || Character.isWhitespace(c) || c == 0x85;
         return !dropsSpaces || !isSpace;
-    }
-
-    private boolean isKeptApart(int c) {
-        return c < FIRST_COMBINING && isKept(c);
     }
 
     void addToken(JsonObject token) {
