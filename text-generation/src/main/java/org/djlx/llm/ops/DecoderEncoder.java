@@ -137,7 +137,7 @@ final class DecoderEncoder extends SequenceEncoder {
 
     private static TokenBatch.Chunk chunk(int[] tokens) {
         int[] slots = new int[tokens.length]; // not used
-        return new TokenBatch.Chunk(0, tokens, 0, slots, false, SamplingParameters.GREEDY);
+        return new TokenBatch.Chunk(0, tokens, 0, slots, false, SamplingParameters.GREEDY, 0);
     }
 
     @Override

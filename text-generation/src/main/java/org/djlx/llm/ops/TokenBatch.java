@@ -49,17 +49,6 @@ public record TokenBatch(List<Chunk> chunks) {
             SamplingParameters sampling,
             int adapter) {
 
-        /** A chunk without an adapter. */
-        public Chunk(
-                int sequence,
-                int[] tokens,
-                int start,
-                int[] slots,
-                boolean needsLogits,
-                SamplingParameters sampling) {
-            this(sequence, tokens, start, slots, needsLogits, sampling, 0);
-        }
-
         /** {@return the length of the sequence up to the end of this chunk} */
         public int length() {
             return start + tokens.length;

@@ -36,24 +36,26 @@ class StepRequestTest {
         List<TokenBatch.Chunk> chunks =
                 List.of(
                         new TokenBatch.Chunk(4, ahead, 6, apart, true, SAMPLING, 3),
-                        new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY),
+                        new TokenBatch.Chunk(0, many, 0, many, false, SamplingParameters.GREEDY, 0),
                         new TokenBatch.Chunk(
-                                5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY),
-                        new TokenBatch.Chunk(6, many, 0, many, true, with(EDITS)),
+                                5, new int[] {3, 4}, 9, many, true, SamplingParameters.GREEDY, 0),
+                        new TokenBatch.Chunk(6, many, 0, many, true, with(EDITS), 0),
                         new TokenBatch.Chunk(
                                 7,
                                 many,
                                 0,
                                 many,
                                 true,
-                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6}))),
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[] {5, 6})),
+                                0),
                         new TokenBatch.Chunk(
                                 8,
                                 many,
                                 0,
                                 many,
                                 true,
-                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[0]))));
+                                with(new LogitEdits(1, 0, 0, new int[0], () -> new int[0])),
+                                0));
         StepRequest sent = new StepRequest(new TokenBatch(chunks));
         StepRequest step = StepRequest.CODEC.decode(StepRequest.CODEC.encode(sent));
         assertEquals(5, step.sampling().size()); // of chunks that need logits

@@ -170,7 +170,8 @@ class TextEngineGpuTest {
             int[] tokens = new Random(i).ints(lengths[i], 0, 203).toArray();
             int[] slots = LlamaModelTest.slots(block, lengths[i]);
             block += slots.length / KvCache.BLOCK_TOKENS;
-            chunks.add(new TokenBatch.Chunk(i, tokens, 0, slots, true, SamplingParameters.GREEDY));
+            chunks.add(
+                    new TokenBatch.Chunk(i, tokens, 0, slots, true, SamplingParameters.GREEDY, 0));
         }
         try (Safetensors files = Safetensors.open(directory)) {
             ProcessGroups.run(
@@ -308,7 +309,8 @@ class TextEngineGpuTest {
                                 begin,
                                 slots,
                                 true,
-                                SamplingParameters.GREEDY)));
+                                SamplingParameters.GREEDY,
+                                0)));
     }
 
     private static RankWorker<TokenBatch, float[]> reading(
@@ -421,7 +423,8 @@ class TextEngineGpuTest {
                                     0,
                                     LlamaModelTest.slots(block, count),
                                     true,
-                                    sampling));
+                                    sampling,
+                                    0));
                 }
                 pool.submit(new TokenBatch(chunks)).get();
             }

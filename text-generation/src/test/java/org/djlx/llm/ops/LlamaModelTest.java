@@ -97,13 +97,14 @@ public class LlamaModelTest {
                     start,
                     slots,
                     needsLogits,
-                    SamplingParameters.GREEDY);
+                    SamplingParameters.GREEDY,
+                    0);
         }
     }
 
     private static TokenBatch.Chunk chunk(int tokens, int start, int... slots) {
         int[] ids = IntStream.range(0, tokens).map(i -> 3 + start + i).toArray();
-        return new TokenBatch.Chunk(0, ids, start, slots, true, SamplingParameters.GREEDY);
+        return new TokenBatch.Chunk(0, ids, start, slots, true, SamplingParameters.GREEDY, 0);
     }
 
     @Test
@@ -216,7 +217,8 @@ public class LlamaModelTest {
                                             most,
                                             new int[most + 1],
                                             true,
-                                            SamplingParameters.GREEDY)));
+                                            SamplingParameters.GREEDY,
+                                            0)));
             String message =
                     assertThrows(
                                     IllegalArgumentException.class,
@@ -513,7 +515,7 @@ public class LlamaModelTest {
                 new TokenBatch(
                         List.of(
                                 new TokenBatch.Chunk(
-                                        0, tokens, 0, slots, true, SamplingParameters.GREEDY)));
+                                        0, tokens, 0, slots, true, SamplingParameters.GREEDY, 0)));
         try (Safetensors files = Safetensors.open(directory);
                 RankPool<Reading, Void> pool =
                         RankPool.start(

@@ -253,7 +253,7 @@ public class ModelFixturesTest {
                         .toArray();
         int[] tokens = Arrays.copyOfRange(all, start, start + count);
         return new TokenBatch.Chunk(
-                sequence, tokens, start, slots, needsLogits, SamplingParameters.GREEDY);
+                sequence, tokens, start, slots, needsLogits, SamplingParameters.GREEDY, 0);
     }
 
     static List<float[]> logits(TransformerModel model, TokenBatch.Chunk... chunks) {

@@ -160,7 +160,7 @@ class QuantizationTest {
 
     static TokenBatch.Chunk chunk(int sequence, int[] tokens, int start, int[] slots) {
         return new TokenBatch.Chunk(
-                sequence, tokens, start, slots, true, SamplingParameters.GREEDY);
+                sequence, tokens, start, slots, true, SamplingParameters.GREEDY, 0);
     }
 
     /** Returns the logits after each chunk of the batches. All ranks call this. */
