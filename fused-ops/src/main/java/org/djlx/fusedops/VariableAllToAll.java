@@ -39,8 +39,10 @@ import org.djlx.fusedops.internal.alltoall.DeviceAllToAll;
  *       dimension, which may differ between ranks.
  *   <li>Splits and offsets are of int64. There are at most 1024 splits.
  *   <li>The output has a fixed size. Rows that no rank sends, such as padding, keep their values.
- *   <li>Each call is an operation of the group, on the current stream. The caller waits for the
- *       returned {@link Work}, and keeps the arrays open until then.
+ *   <li>Each call is an operation of the group, on the current stream. Keep the arrays open until
+ *       the returned {@link Work} has ended. {@link Work#await()} blocks the host. On GPUs it is
+ *       not needed: what is enqueued on the current stream afterwards sees the output, and a
+ *       failure breaks the group.
  *   <li>There is no gradient: with gradients on, an input that requires a gradient is refused.
  * </ul>
  *
