@@ -6,6 +6,7 @@ import java.io.IOException;
 import java.io.UncheckedIOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
 import java.util.stream.Stream;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.nativeops.cuda.CudaAttribute;
@@ -22,8 +23,12 @@ final class DeviceKinds {
 
     /** Checks that all ranks have devices of one kind. All ranks call this; it throws on all. */
     static void requireSame(ProcessGroup group) throws IOException {
+        check(CacheSize.allGather(group, kind(group.device())));
+    }
+
+    static void check(List<String> kinds) {
         ModelRanks.checkSame(
-                CacheSize.allGather(group, kind(group.device())),
+                kinds,
                 "the ranks of a model with experts need devices of one kind, because each chooses"
                         + " the experts itself");
     }

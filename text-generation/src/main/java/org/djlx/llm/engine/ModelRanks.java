@@ -208,7 +208,7 @@ record ModelRanks(
                         settings.quantization());
         checkSame(
                 CacheSize.allGather(settings.group(), own),
-                "ranks differ in their model or options; start all ranks with the same ones");
+                "ranks differ in their model or options, which must be the same on all ranks");
     }
 
     /** Throws if a rank has another value than rank 0; the message begins with the problem. */

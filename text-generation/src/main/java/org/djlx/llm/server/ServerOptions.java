@@ -33,8 +33,7 @@ public record ServerOptions(
     public ServerOptions {
         Required.check(
                 token == null || !token.isEmpty() && token.chars().allMatch(c -> c > 32 && c < 127),
-                "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one"
-                        + " or more");
+                "the token (DJLX_SERVE_TOKEN) must be of visible ASCII characters, one or more");
         Required.check(
                 port >= 0 && port <= 65_535, "the port must be from 0 to 65535, not %s", port);
         Required.check(

@@ -34,12 +34,12 @@ public interface AnswerStream {
     /** Adds generated text, and returns the parts that are certain now. */
     List<Part> add(String generated);
 
-    /** Ends the answer, and returns the parts that were held back. */
+    /** Ends the answer, and returns the parts that were held back; none, unless overridden. */
     default List<Part> end() {
         return List.of();
     }
 
-    /** {@return the number of calls found so far} */
+    /** {@return the number of calls found so far; 0 unless overridden} */
     default int calls() {
         return 0;
     }

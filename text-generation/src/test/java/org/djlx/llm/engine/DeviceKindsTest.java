@@ -34,9 +34,10 @@ class DeviceKindsTest {
         IllegalArgumentException e =
                 assertThrows(
                         IllegalArgumentException.class,
-                        () ->
-                                ModelRanks.checkSame(
-                                        List.of("a CPU A", "a CPU A", "a CPU B"), "they differ"));
-        assertEquals("they differ: rank 0 has a CPU A, rank 2 has a CPU B", e.getMessage());
+                        () -> DeviceKinds.check(List.of("a CPU A", "a CPU A", "a CPU B")));
+        assertEquals(
+                "the ranks of a model with experts need devices of one kind, because each chooses"
+                        + " the experts itself: rank 0 has a CPU A, rank 2 has a CPU B",
+                e.getMessage());
     }
 }
