@@ -43,7 +43,8 @@ check_kernels() {
     "${compile[@]}" -cubin "-DWEIGHT_BITS=$bits" -o "$out/wide" "$kernels/decoder/wide_matmul.cu" ||
       die "decoder/wide_matmul.cu does not compile with WEIGHT_BITS=$bits"
   done
-  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and decoder's chain and wide matmul compile"
+  "${compile[@]}" -cubin -o "$out/wide" "$kernels/decoder/wide_experts.cu" || die "decoder/wide_experts.cu does not compile"
+  say "Kernels: the programs of ci/sanitize.sh, ci/bench/peers/read.cu and decoder's chain, wide matmul and wide experts compile"
 }
 
 # Compiles ci/profile/trace.cpp if nvcc finds CUPTI, and checks the sums of ci/profile/kernels.py over a small trace.

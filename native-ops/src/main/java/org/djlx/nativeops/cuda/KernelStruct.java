@@ -3,6 +3,7 @@ package org.djlx.nativeops.cuda;
 
 import com.sun.jna.Memory;
 import com.sun.jna.Pointer;
+import java.nio.ByteBuffer;
 
 /**
  * A struct argument of a kernel, reused for many launches: constant members are written once.
@@ -35,6 +36,11 @@ public final class KernelStruct {
     /** {@return the size in bytes} */
     public int byteSize() {
         return byteSize;
+    }
+
+    /** {@return its bytes: a direct view, to copy many structs into the memory of a GPU} */
+    public ByteBuffer bytes() {
+        return memory.getByteBuffer(0, byteSize);
     }
 
     /** Puts a 64-bit integer or a pointer. */

@@ -1,10 +1,11 @@
-// Kernels of one rank of an LLM, except for the large matmuls. They are compiled from seven sources at the same time:
+// Kernels of one rank of an LLM, except for the large matmuls. They are compiled from eight sources at the same time:
 //
 //   decoder.cu     decode steps: embedding, attention to the KV cache (attention.cuh)
 //                  prefill: norms of heads; rotary embedding with the write to the KV cache, copies from it; the MLP's gated activation
 //   matmul.cu      decode steps: matmul of few rows; once for each number of rows
 //   experts.cu     decode steps: mixture of experts; once for each number of rows
 //   wide_matmul.cu decode steps on Hopper GPUs: matmul of up to 128 rows
+//   wide_experts.cu prefill on Hopper GPUs: mixture of experts
 //   chain.cu       decode steps of a rank alone: the matmuls between two attentions as one kernel
 //   lora.cu        decode steps: adapters of the rows of a matmul
 //   sampling.cu    decode steps: logits to tokens

@@ -3,7 +3,7 @@
 //   decode_route           chooses each row's experts by the router's logits, and lists the pairs of a row and an expert
 //   decode_expert_matmul   gate and up projection of each pair: silu(x gates) * (x values)
 //   decode_expert_matmul   down projection of each pair
-//   decode_combine         adds up each row's results, times the router's weights
+//   combine_experts        adds up each row's results, times the router's weights
 //
 // Pair    number row * chosen + place: a row and its expert with the place-th highest logit
 // pairs   the pairs of expert 0 in the order of rows, then those of expert 1 and so on; without pairs of rows that have no token, and
@@ -11,14 +11,14 @@
 // Chunk   up to `chunk_rows` adjacent entries of `pairs`, all of one expert; weights of experts without pairs are not read
 //
 // Invariants
-// - The result of a row depends neither on the other rows nor on their number (matmul.cuh; decode_combine adds in the order of places).
+// - The result of a row depends neither on the other rows nor on their number (matmul.cuh; combine_experts adds in the order of places).
 // - `pairs` and chunks are the same in every run.
 // Synchronisation: the last block of decode_route to end lists the pairs of all blocks; otherwise none between blocks. All kernels wait
 // for their primary. The gate and up projection lets its dependent start only after this wait, so the down projection may read `pairs`
 // and chunks, and copy weights, before the gate and up projection has ended.
 //
 // Needs weights of 16 bits. Compiled with
-//   ROWS   8, 16, 32 or 64: the largest number of pairs of a chunk; 8 also compiles decode_route and decode_combine
+//   ROWS   8, 16, 32 or 64: the largest number of pairs of a chunk; 8 also compiles decode_route and experts.cuh
 // and with the macros of matmul.cuh.
 #include "decoder/matmul.cuh"
 
@@ -31,12 +31,9 @@ struct ExpertChunk {
 };
 
 #if ROWS == 8
+#include "decoder/experts.cuh"
 
-const int ROUTE_WARPS = 8;  // of a block, one for each row
-const int MAX_EXPERTS = 256;
-const int MAX_CHOSEN = 16;  // experts of a row
 const int MAX_PAIRS = 256 * MAX_CHOSEN;
-const int KEYS = MAX_EXPERTS / WARP;  // of a lane
 static_assert(MAX_EXPERTS <= ROUTE_WARPS * WARP, "a thread for each expert");
 
 struct Route {
@@ -56,61 +53,6 @@ struct Route {
   u64 normalizes;        // 1: softmax over the row's chosen experts; 0: over all experts
   u64 chunk_rows;
 };
-
-// The sort key of an expert: higher for a higher logit; among equal logits, for a lower index. Never 0. NaNs are ordered by their bits.
-__device__ __forceinline__ u32 expert_key(Bits logit, u32 expert) {
-  u32 bits = logit & 0x7fff ? logit : 0;  // -0 equals 0
-  return (bits & 0x8000 ? 0xffff & ~bits : bits | 0x8000) << 16 | (0xffff - expert);
-}
-
-__device__ __forceinline__ u32 expert_of(u32 key) { return 0xffff - (key & 0xffff); }
-
-__device__ __forceinline__ float logit_of(u32 key) {
-  u32 bits = key >> 16;
-  return T::load(bits & 0x8000 ? bits & 0x7fff : 0xffff & ~bits);
-}
-
-struct Choice {
-  int expert;  // -1: the pair is in no chunk
-  float weight;
-};
-
-// Chooses the experts of a row, by one warp. Lane i < chosen returns choice i.
-__device__ __forceinline__ Choice choose(const Route& args, u32 row, u32 lane) {
-  u32 experts = args.experts, chosen = args.chosen;
-  const Bits* logits = args.logits + row * args.stride;
-  u32 keys[KEYS], own = 0;
-#pragma unroll
-  for (int i = 0; i < KEYS; i++) {
-    u32 expert = i * WARP + lane;
-    keys[i] = expert < experts ? expert_key(logits[expert], expert) : 0;
-  }
-  u32 first = 0;  // the key of place 0; exponentials are relative to its logit
-  float sum = 0;
-  for (u32 place = 0; place < chosen; place++) {
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) most = max(most, keys[i]);
-    most = __reduce_max_sync(~0u, most);
-    if (place == 0) first = most;
-    if (lane == place) own = most;
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) {
-      if (keys[i] != most) continue;
-      keys[i] = 0;
-      if (!args.normalizes) sum += expf(logit_of(most) - logit_of(first));
-    }
-  }
-  float weight = lane < chosen ? expf(logit_of(own) - logit_of(first)) : 0;
-  if (args.normalizes) {
-    sum = weight;
-  } else {
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) sum += keys[i] ? expf(logit_of(keys[i]) - logit_of(first)) : 0;
-  }
-  weight = args.positions[row] < 0 ? 0 : weight / warp_sum(sum);
-  return {weight == 0 ? -1 : (int)expert_of(own), weight};
-}
 
 // A block chooses experts for ROUTE_WARPS rows. The last block to end lists the pairs of all rows.
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(const __grid_constant__ Route args) {
@@ -215,38 +157,6 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
   int rows = args.chunk_rows, from = offsets[threadIdx.x] & 0xffff, to = offsets[threadIdx.x + 1] & 0xffff;
   ExpertChunk* chunk = args.chunks + (offsets[threadIdx.x] >> 16);
   for (; from < to; from += rows) *chunk++ = {{gate_up, down}, from, min(rows, to - from)};
-}
-
-struct Combination {
-  Bits* output;          // (rows, width)
-  const Bits* results;   // (rows, chosen, width)
-  const float* weights;  // (rows, chosen); 0: the result is not read
-  u64 chosen;
-  u64 width;             // a multiple of 8
-};
-
-// output[row] = sum over places of weights[row][place] * results[row][place]. Blocks along y have a row each.
-extern "C" __global__ void decode_combine(const __grid_constant__ Combination args) {
-  launch_dependents();
-  wait_for_primary();
-  u32 packs = args.width / PACK, i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i >= packs) return;
-  const float* weights = args.weights + blockIdx.y * args.chosen;
-  const uint4* results = (const uint4*)args.results + blockIdx.y * args.chosen * packs + i;
-  float sum[PACK] = {};
-#pragma unroll 4
-  for (u32 place = 0; place < args.chosen; place++) {
-    float weight = weights[place];
-    Pack<T> pack;
-    pack.vector = results[(u64)place * packs];
-    if (weight == 0) pack.vector = zeros();  // No matmul wrote this result.
-#pragma unroll
-    for (int e = 0; e < PACK; e++) sum[e] += weight * T::load(pack.elements[e]);
-  }
-  Pack<T> pack;
-#pragma unroll
-  for (int e = 0; e < PACK; e++) pack.elements[e] = T::store(sum[e]);
-  ((uint4*)args.output)[blockIdx.y * (u64)packs + i] = pack.vector;
 }
 
 #endif

@@ -217,7 +217,7 @@ class KernelArchitectureTest {
         IntStream.of(rows == 64 ? new int[] {2, 1} : new int[] {3, 2})
                 .forEach(tiles -> kernels.add(name + tiles));
         if (rows == 8) {
-            kernels.addAll(List.of("decode_route", "decode_combine"));
+            kernels.addAll(List.of("decode_route", "combine_experts"));
         }
         return kernels;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.nativeops.cuda;
 
+import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
@@ -20,6 +21,13 @@ class KernelStructTest {
         assertEquals(1.5f, memory.getFloat(8));
         assertEquals(0, memory.getInt(12));
         assertEquals(7, memory.getLong(16));
+        assertArrayEquals(memory.getByteArray(0, 24), bytes(struct));
+    }
+
+    private static byte[] bytes(KernelStruct struct) {
+        byte[] bytes = new byte[struct.byteSize()];
+        struct.bytes().get(bytes);
+        return bytes;
     }
 
     @Test

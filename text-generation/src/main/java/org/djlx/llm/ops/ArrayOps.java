@@ -127,23 +127,31 @@ abstract class ArrayOps implements LayerOps<Operand> {
                 : sum(multiply(x, linear));
     }
 
-    /** {@inheritDoc} The host chooses the experts, and libtorch multiplies by their weights. */
     @Override
     public void experts(
             NDArray postNorm, NDArray norm, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
         NDArray x = addAndNorm(postNorm, norm).elements();
         NDArray all = divided ? model.gather(x) : x;
-        NDArray logits = Torch.cast(product(all, layer.router()), ScalarType.FLOAT32);
+        NDArray own = mixture(all, product(all, layer.router()), layer, mlp);
+        setPartial(divided ? sum(own) : own);
+    }
+
+    /**
+     * Returns this rank's part of a mixture of experts; {@code logits} are the router's. Here the
+     * host chooses the experts, and libtorch multiplies by their weights.
+     */
+    NDArray mixture(NDArray x, NDArray logits, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
         Map<Integer, ExpertRouter> routes =
-                ExpertRouter.route(mlp.experts(), logits.toFloatArray());
-        NDManager manager = all.getManager();
-        NDArray sum = manager.zeros(all.getShape());
+                ExpertRouter.route(
+                        mlp.experts(), Torch.cast(logits, ScalarType.FLOAT32).toFloatArray());
+        NDManager manager = x.getManager();
+        NDArray sum = manager.zeros(x.getShape());
         for (Map.Entry<Integer, ExpertRouter> route : routes.entrySet()) {
             try (NDManager temporary = manager.newSubManager()) {
                 ModelWeights.Mlp expert = layer.mlps().get(route.getKey());
                 ExpertRouter chosen = route.getValue();
                 NDIndex rows = new NDIndex("{}", temporary.create(chosen.tokens()));
-                NDArray own = all.get(temporary, rows);
+                NDArray own = x.get(temporary, rows);
                 NDArray inner = gated(product(own, expert.gateUp()), mlp);
                 boolean isFirst = model.group().rank() == 0; // the rank that adds the bias
                 ModelWeights.Linear down = isFirst ? expert.down() : expert.down().withBias(null);
@@ -153,8 +161,7 @@ abstract class ArrayOps implements LayerOps<Operand> {
                 sum.set(rows, sum.get(temporary, rows).add(result));
             }
         }
-        NDArray own = Torch.cast(sum, model.config().type());
-        setPartial(divided ? sum(own) : own);
+        return Torch.cast(sum, model.config().type());
     }
 
     /** Multiplies rows by libtorch, and adds the bias. */

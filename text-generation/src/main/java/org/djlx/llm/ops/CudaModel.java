@@ -20,6 +20,7 @@ final class CudaModel extends TransformerModel {
     private final ModelKernels gpu;
     private final boolean batchInvariant;
     private final CudaAttention attention;
+    private final Optional<WideExperts> experts; // of prefills
     private final Decoder decoder;
     private final TorchModel torch; // for prefills with adapters
 
@@ -29,6 +30,7 @@ final class CudaModel extends TransformerModel {
         this.gpu = gpu;
         this.batchInvariant = batchInvariant;
         attention = new CudaAttention(model, gpu);
+        experts = gpu.wideExperts(model, manager);
         decoder = new Decoder(model, gpu, batchInvariant);
         torch = new TorchModel(model, manager);
     }
@@ -121,7 +123,7 @@ final class CudaModel extends TransformerModel {
                     ModelKernels.inputs(step, chunks, paddedRows(count, model.ranks()));
             CudaAttention.Metadata metadata =
                     CudaAttention.metadata(step, chunks, inputs, model.tables().maxLength());
-            CudaOps ops = new CudaOps(model, step, gpu, attention, metadata);
+            CudaOps ops = new CudaOps(model, step, gpu, attention, experts, metadata);
             ForwardPass.layers(model, ops, 0, last);
             ops.cacheKeysAndValues(last);
             long rows = ops.residual().getShape().get(0);
@@ -161,6 +163,7 @@ final class CudaModel extends TransformerModel {
     @Override
     public void close() {
         decoder.close();
+        experts.ifPresent(WideExperts::close);
         gpu.close();
         super.close();
     }

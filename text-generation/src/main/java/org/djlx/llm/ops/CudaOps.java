@@ -4,19 +4,22 @@ package org.djlx.llm.ops;
 import ai.djl.ndarray.NDArray;
 import ai.djl.ndarray.NDManager;
 import java.util.List;
+import java.util.Optional;
 import java.util.function.Function;
 import org.djlx.collectives.ReduceOp;
 import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a prefill on a GPU, by kernels on the current stream; matmuls of experts by
- * libtorch. Models with a {@code postNorm} use {@link TorchOps} instead.
+ * The operators of a prefill on a GPU, by kernels on the current stream; on GPUs before Hopper
+ * libtorch multiplies by the weights of experts. Models with a {@code postNorm} use {@link
+ * TorchOps} instead.
  */
 final class CudaOps extends ArrayOps {
 
     private final ModelKernels gpu;
     private final CudaAttention attention;
+    private final Optional<WideExperts> experts; // empty if not of Hopper, or without experts
     private final CudaAttention.Metadata metadata;
     private final NDManager step;
 
@@ -25,10 +28,12 @@ final class CudaOps extends ArrayOps {
             NDManager step,
             ModelKernels gpu,
             CudaAttention attention,
+            Optional<WideExperts> experts,
             CudaAttention.Metadata metadata) {
         super(model, step, metadata.inputs().tokens(), List.of());
         this.gpu = gpu;
         this.attention = attention;
+        this.experts = experts;
         this.metadata = metadata;
         this.step = step;
         begin(sum(gpu.embed(metadata.inputs(), model.weights())));
@@ -119,6 +124,15 @@ final class CudaOps extends ArrayOps {
                                             model.group())));
         }
         return gpu.siluAndMul(columnParallel(x, gateUp));
+    }
+
+    @Override
+    NDArray mixture(NDArray x, NDArray logits, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
+        if (experts.isEmpty()) {
+            return super.mixture(x, logits, layer, mlp);
+        }
+        int inner = mlp.intermediateSize() / model.ranks();
+        return experts.get().compute(x, logits, layer.router(), mlp.experts(), inner);
     }
 
     @Override

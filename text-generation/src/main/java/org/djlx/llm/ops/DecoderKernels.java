@@ -284,7 +284,7 @@ final class DecoderKernels implements AutoCloseable {
         return parts;
     }
 
-    private static boolean isHopper(CudaDevice device) {
+    static boolean isHopper(CudaDevice device) {
         return device.attribute(CudaAttribute.COMPUTE_CAPABILITY_MAJOR) == HOPPER;
     }
 

@@ -119,7 +119,7 @@ final class ExpertKernels implements AutoCloseable {
                 modules.add(compiler.load(device, SOURCE, options(device, type, rows)));
             }
             route = modules.get(0).kernel("decode_route");
-            combine = modules.get(0).kernel("decode_combine");
+            combine = modules.get(0).kernel("combine_experts");
             for (int[] call : CONSTANTS.calls("EXPERT_MATMUL")) {
                 int rows = call[0];
                 int tiles = call[1];
@@ -222,7 +222,12 @@ final class ExpertKernels implements AutoCloseable {
                 chunkRows,
                 expectedChunks,
                 new Projection(false, down, hidden, inner, of.inner, 1));
-        combine(stream, rows, of);
+        long ofRouter = Torch.dataPointer(weights);
+        combine(
+                stream,
+                combine,
+                arguments,
+                new Combination(of.output, down, ofRouter, rows, chosen, hidden));
     }
 
     /** Chooses the experts of each row, and lists pairs and chunks. */
@@ -281,20 +286,27 @@ final class ExpertKernels implements AutoCloseable {
         return DecoderKernels.cost(groups * chunks, multiprocessors, variant.tiles, variant.rows);
     }
 
-    /** Adds up the weighted results of each row. */
-    private void combine(CudaStream stream, int rows, Mixture of) {
+    /**
+     * Results of the pairs of rows, with arrays by address; {@code weights} has the router's for
+     * each pair.
+     */
+    record Combination(long output, long results, long weights, int rows, int chosen, int hidden) {}
+
+    /** Adds up the weighted results of each row by {@code combine_experts}. */
+    static void combine(
+            CudaStream stream, CudaKernel kernel, KernelArguments arguments, Combination of) {
         arguments
                 .clear()
                 .addStruct(COMBINATION)
                 .put("output", of.output)
-                .put("results", Torch.dataPointer(results))
-                .put("weights", Torch.dataPointer(weights))
-                .put("chosen", of.experts.chosen())
-                .put("width", hidden);
-        int packs = hidden / DecoderKernels.PACK;
+                .put("results", of.results)
+                .put("weights", of.weights)
+                .put("chosen", of.chosen)
+                .put("width", of.hidden);
+        int packs = of.hidden / DecoderKernels.PACK;
         int blocks = (int) DecoderKernels.ceilDiv(packs, COMBINE_THREADS);
-        LaunchSize size = LaunchSize.of(blocks, COMBINE_THREADS).withGrid(rows, 1);
-        combine.launch(stream, size.asDependent(), arguments);
+        LaunchSize size = LaunchSize.of(blocks, COMBINE_THREADS).withGrid(of.rows, 1);
+        kernel.launch(stream, size.asDependent(), arguments);
     }
 
     private long chunks() {

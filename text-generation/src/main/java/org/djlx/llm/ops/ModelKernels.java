@@ -160,6 +160,9 @@ public final class ModelKernels implements AutoCloseable {
         List<CompletableFuture<Void>> all = new ArrayList<>(List.of(own, norms));
         if (config.hasExperts()) {
             all.add(ExpertKernels.prepare(gpu, compiler, config.type()));
+            if (WideExperts.isSupported(gpu)) {
+                all.add(WideExperts.prepare(gpu, compiler, config.type()));
+            }
         }
         return Optional.of(new Compilations(gpu, all));
     }
@@ -361,6 +364,26 @@ public final class ModelKernels implements AutoCloseable {
 
     RmsNormKernels norms() {
         return norms;
+    }
+
+    /**
+     * Returns the kernels of experts in prefills, which the caller closes; empty if the model has
+     * no experts, or the GPU is not of Hopper. {@code memory} owns what they keep.
+     */
+    Optional<WideExperts> wideExperts(RankModel model, NDManager memory) {
+        if (!config.hasExperts() || !WideExperts.isSupported(device)) {
+            return Optional.empty();
+        }
+        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
+        WideExperts experts =
+                new WideExperts(device, currentStreams, compiler, config.type(), memory);
+        for (int i = 0; i < config.layers(); i++) {
+            ModelWeights.Layer layer = model.weights().layer(i);
+            if (layer.router() != null) {
+                experts.add(layer.router(), layer.mlps());
+            }
+        }
+        return Optional.of(experts);
     }
 
     /** Returns the kernels that quantize; null if weights are not quantized. */

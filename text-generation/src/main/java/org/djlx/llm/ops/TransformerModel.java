@@ -5,6 +5,7 @@ import ai.djl.ndarray.NDManager;
 import java.nio.file.Path;
 import java.util.Map;
 import org.djlx.collectives.ProcessGroup;
+import org.djlx.llm.model.LayerConfig;
 import org.djlx.llm.model.ModelConfig;
 import org.djlx.llm.model.WeightMap;
 import org.djlx.llm.sampling.Logits;
@@ -92,18 +93,25 @@ public abstract sealed class TransformerModel implements AutoCloseable
         long logits = DecoderKernels.MAX_ROWS * (long) config.vocabularySize();
         long logitBytes = logits * (2L * config.type().itemSize() + Float.BYTES);
         long scores = TorchAttention.byteSize(config, ranks, tokens, maxLength);
-        int chosen =
+        long results =
                 config.layerConfigs().stream()
-                        .map(layer -> layer.mlp().experts())
-                        .mapToInt(experts -> experts == null ? 0 : experts.chosen())
+                        .map(LayerConfig::mlp)
+                        .filter(mlp -> mlp.experts() != null)
+                        .mapToLong(mlp -> expertElements(config, ranks, tokens, mlp))
                         .max()
-                        .orElseThrow();
-        // Results of each chosen expert, in decode steps.
-        long results = DecoderKernels.MAX_ROWS * chosen * (config.hiddenSize() + inner);
+                        .orElse(0);
         return ((tokens + DecoderKernels.MAX_ROWS) * row + attended + results)
                         * config.type().itemSize()
                 + logitBytes
                 + (ModelKernels.computes(config) ? slots : scores);
+    }
+
+    /** Returns the elements of the rows of chosen experts, in decode steps and prefills. */
+    private static long expertElements(
+            ModelConfig config, int ranks, int tokens, LayerConfig.Mlp mlp) {
+        int chosen = mlp.experts().chosen();
+        long rows = DecoderKernels.MAX_ROWS + Math.min(tokens, WideExperts.MAX_PAIRS / chosen);
+        return rows * chosen * (config.hiddenSize() + mlp.intermediateSize() / ranks);
     }
 
     /**

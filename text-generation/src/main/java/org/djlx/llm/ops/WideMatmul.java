@@ -35,12 +35,12 @@ final class WideMatmul {
 
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
-    private static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
-    private static final int THREADS = CONSTANTS.value("THREADS");
+    static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
+    static final int THREADS = CONSTANTS.value("THREADS");
     private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
     private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
     private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
-    private static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
+    static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
 
     private final ScalarType type; // of x and the weight
     private final int maxRows;
@@ -56,7 +56,7 @@ final class WideMatmul {
     private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
 
         int sharedBytes() {
-            return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
+            return ringBytes(rows);
         }
 
         int blocks(long weightRows) {
@@ -73,6 +73,11 @@ final class WideMatmul {
             long waves = ceilDiv(blocks(weightRows), multiprocessors);
             return (double) waves * (columns + MAX_ROWS / 2) / cluster;
         }
+    }
+
+    /** Returns the shared memory of a thread block that multiplies 64 rows, or 128. */
+    static int ringBytes(int rows) {
+        return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
     }
 
     WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {

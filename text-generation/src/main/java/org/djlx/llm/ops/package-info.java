@@ -14,7 +14,7 @@
  * DenseLayers      projections of encoders, by libtorch or by a kernel for AMX
  * EncoderWeights   reads the weights of an encoder
  * ExpertKernels    launches the kernels of experts in decode steps
- * ExpertRouter     chooses the experts of tokens of prompts, and of all tokens without kernels
+ * ExpertRouter     chooses the experts of tokens where no kernel does
  * Float32Matmul    matmuls of 16-bit prompts in float32, for CPUs without AVX-512
  * ForwardPass      the one forward pass of all models and devices
  * LayerOps         the operators of a forward pass
@@ -34,6 +34,7 @@
  * WeightFormat     how a rank stores the weights of projections
  * WeightQuantizer  quantizes projections while they are read
  * WeightReader     reads a rank's weights from safetensors
+ * WideExperts      launches the kernels of experts in prefills, on Hopper GPUs
  * WideMatmul       a matmul of up to 128 rows in 16 bits, or 64 in e4m3
  */
 /**

@@ -68,6 +68,15 @@ class DecoderLayoutTest {
     }
 
     @Test
+    void expertTilesOfPrefillsHaveTheRowsAndColumnsThatTheHostExpects() {
+        List<int[]> calls = constants("decoder/wide_experts.cu").calls("EXPERT_TILES");
+        assertEquals(
+                List.of(WideMatmul.MAX_ROWS / 2, WideMatmul.MAX_ROWS),
+                calls.stream().map(call -> call[0]).toList());
+        assertEquals(1, calls.stream().map(call -> call[1]).distinct().count());
+    }
+
+    @Test
     void bothMatmulsTakeAnAddend() {
         KernelConstants.Layout few = constants("decoder/matmul.cu").struct("Matmul");
         KernelConstants.Layout many = constants("decoder/wide_matmul.cu").struct("WideMatmul");

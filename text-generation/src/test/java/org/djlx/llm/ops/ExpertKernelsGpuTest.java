@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.fail;
+import static org.junit.jupiter.api.Assumptions.assumeTrue;
 
 import ai.djl.Device;
 import ai.djl.ndarray.NDArray;
@@ -21,6 +22,8 @@ import org.djlx.llm.model.LayerConfig;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaDevice;
 import org.djlx.nativeops.cuda.CurrentStreams;
+import org.djlx.nativeops.cuda.KernelCache;
+import org.djlx.nativeops.cuda.KernelCompiler;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.AfterEach;
@@ -30,6 +33,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
 
 /** Mixtures of experts, compared with loops in float64. The bits do not depend on other rows. */
 @Tag("gpu")
@@ -115,9 +119,53 @@ class ExpertKernelsGpuTest {
         }
     }
 
+    /**
+     * Chunks of 64 and of 128 rows, several of an expert, and experts without rows; sizes that fill
+     * tiles and k-blocks only partly; more pairs than are computed at a time.
+     */
+    @ParameterizedTest
+    @CsvSource({
+        "BFLOAT16, 4, 2, true, 72, 40, 256, RANDOM",
+        "BFLOAT16, 8, 2, true, 264, 72, 64, SKEWED",
+        "FLOAT16, 8, 2, false, 2056, 8, 300, RANDOM",
+        "BFLOAT16, 128, 8, true, 264, 104, 700, RANDOM",
+        "FLOAT16, 128, 8, true, 264, 104, 600, SKEWED",
+        "BFLOAT16, 60, 4, false, 520, 776, 33, EQUAL",
+        "BFLOAT16, 8, 8, true, 2048, 768, 5, RANDOM",
+        "FLOAT16, 256, 16, true, 16, 8, 2100, EQUAL",
+        "BFLOAT16, 5, 1, false, 8, 16, 1300, RANDOM",
+        "BFLOAT16, 1, 1, true, 136, 1544, 20, RANDOM"
+    })
+    void mixturesOfPrefillsAreRightAndTheSameWhateverTheNumberOfRows(
+            ScalarType type,
+            int count,
+            int chosen,
+            boolean normalizes,
+            int hidden,
+            int inner,
+            int rows,
+            Router router) {
+        assumeTrue(WideExperts.isSupported(device), "needs a Hopper GPU");
+        LayerConfig.Experts experts = new LayerConfig.Experts(count, chosen, normalizes);
+        SplittableRandom random = new SplittableRandom(count + rows);
+        try (Mixture mixture = new Mixture(type, experts, hidden, inner, rows, router, random)) {
+            float[] all = mixture.prefill(rows);
+            mixture.requireNear(all);
+            assertArrayEquals(all, mixture.prefill(rows), "the second time");
+            for (int few : new int[] {1, 2, 17, 100, rows / 2, rows - 1}) {
+                if (few < rows) {
+                    float[] expected = Arrays.copyOf(all, few * hidden);
+                    assertArrayEquals(expected, mixture.prefill(few), few + " rows");
+                }
+            }
+        }
+    }
+
     /** A NaN in the logits and in x of a row changes no other row. */
-    @Test
-    void unusualRowsStayInTheirRow() {
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void unusualRowsStayInTheirRow(boolean prefill) {
+        assumeTrue(!prefill || WideExperts.isSupported(device), "needs a Hopper GPU");
         LayerConfig.Experts experts = new LayerConfig.Experts(8, 3, true);
         SplittableRandom random = new SplittableRandom(3);
         int rows = 12;
@@ -126,10 +174,10 @@ class ExpertKernelsGpuTest {
                 new Mixture(
                         ScalarType.BFLOAT16, experts, hidden, 72, rows, Router.RANDOM, random)) {
             int[] positions = new int[rows];
-            float[] usual = mixture.launch(rows, positions);
+            float[] usual = prefill ? mixture.prefill(rows) : mixture.launch(rows, positions);
             mixture.spoil(mixture.logits, 4, Float.NaN);
             mixture.spoil(mixture.x, 7, Float.POSITIVE_INFINITY);
-            float[] unusual = mixture.launch(rows, positions);
+            float[] unusual = prefill ? mixture.prefill(rows) : mixture.launch(rows, positions);
             for (int i = 0; i < usual.length; i++) {
                 int row = i / hidden;
                 if (row == 4 || row == 7) {
@@ -211,7 +259,7 @@ class ExpertKernelsGpuTest {
             }
             logits = narrow(scores, rows, stride);
             table = ExpertKernels.table(buffers, mlps);
-            int pairs = rows * experts.chosen();
+            int pairs = Math.min(rows * experts.chosen(), ExpertKernels.MAX_PAIRS);
             kernels = new ExpertKernels(device, type, buffers, pairs, hidden, inner);
             streams.get().synchronize(); // The down projection reads weights early.
         }
@@ -254,6 +302,28 @@ class ExpertKernelsGpuTest {
                                 Torch.dataPointer(x),
                                 Torch.dataPointer(output)));
                 return floats(output);
+            }
+        }
+
+        /** Returns the results of the first rows, as a prefill computes them. */
+        float[] prefill(int count) {
+            ModelWeights.Linear router = mlps.get(0).gateUp(); // any key
+            try (NDManager step = buffers.newSubManager();
+                    WideExperts wide =
+                            new WideExperts(
+                                    device,
+                                    streams,
+                                    new KernelCompiler(KernelCache.user()),
+                                    type,
+                                    step)) {
+                wide.add(router, mlps);
+                NDArray rowsOfX = Torch.narrow(x, 0, 0, count);
+                NDArray scores =
+                        Torch.narrow(Torch.narrow(logits, 0, 0, count), 1, 0, experts.count());
+                NDArray dense = scores.duplicate();
+                rowsOfX.attach(step);
+                dense.attach(step);
+                return floats(wide.compute(rowsOfX, dense, router, experts, inner));
             }
         }
 
