@@ -3,19 +3,21 @@
 // are in float32 (e4m3: see below), rounded once. wide_matmul.cu multiplies by one weight, wide_experts.cu by those of several experts.
 //
 // Terms
-//   tile        COLUMNS rows of the weight, the right operand of wgmma. The left operand is x, ROWS rows
+//   tile        COLUMNS rows of the weight, so COLUMNS columns of x weight^T: the right operand of wgmma. The left operand is ROWS rows
+//               of x
 //   k-block     BOX_BYTES bytes of each row of the tile and of x
-//   cluster     CLUSTER thread blocks that share a tile. Each multiplies a range of the k-blocks, then adds up all blocks' sums of some
-//               columns and stores them. Smaller tiles without clusters would also use all SMs, but copy x more often
+//   cluster     CLUSTER thread blocks that share a tile and divide k. Each multiplies a range of the k-blocks, then adds up the sums of
+//               all blocks for some of the columns, and stores them. Smaller tiles without clusters would also use all SMs, but copy x
+//               more often
 //   quarter     a quarter of the tile's columns. Gated: 0 and 2 are gates, 1 and 3 their values
-//   pair        quarters 0 and 1, or 2 and 3. The thread that has a column of the even quarter has the same column of the odd one
+//   half        quarters 0 and 1, or 2 and 3. The thread that has a column of the even quarter has the same column of the odd one
 //   warp group  4 warps; they multiply GROUP_ROWS rows
 //
-// Threads: two warp groups multiply. Each takes half of the columns if ROWS is 64, half of the rows if it is 128. One more thread copies
-// k-blocks into a ring of stages; it copies weights, which no kernel writes, while the previous kernel still runs.
+// Threads: two warp groups multiply. If ROWS is 64, each takes half of the columns; if it is 128, half of the rows. One more thread copies
+// k-blocks into a ring of stages. It copies the first weights before it waits for the previous kernel, which does not write them.
 //
-// Shared memory: a ring takes more than half of an SM's, so an SM runs one block and the blocks spread over all SMs. The rest has room for
-// blocks of the previous or next kernel, a norm or attention, which run while the ring fills.
+// Shared memory: a ring takes more than half of an SM's, so an SM runs one block, and the blocks spread over all SMs. The rest has room
+// for blocks of a norm or attention, the previous or next kernel, which run while the ring fills.
 //
 // Precision of e4m3: tensor cores sum a k-block in the few bits of Float8 (hopper.cuh); the k-blocks are added in float32.
 //
@@ -42,10 +44,10 @@ struct WideMatmul {
   Bits* output;      // (batch, width), rows `stride` elements apart; width and stride are even
   const Bits* bias;  // of the weight's rows; may be null
   u64 batch;         // rows of x
-  u64 width;
-  u64 depth;
+  u64 width;         // columns of the output
+  u64 depth;         // columns of x
   u64 stride;
-  u64 gated;
+  u64 gated;         // 0 or 1
   Addend addend;
 };
 
@@ -57,12 +59,12 @@ typedef T Operand;
 const bool E4M3 = WEIGHT_BITS == 8;
 const int BOX_BYTES = 128;
 const int K = BOX_BYTES * 8 / WEIGHT_BITS;  // columns of a k-block
-const int GROUP_ROWS = 64;  // of a wgmma
-const int CONSUMERS = 8;  // warps that multiply
+const int GROUP_ROWS = 64;                  // of a wgmma
+const int CONSUMERS = 8;                    // warps that multiply
 const int THREADS = CONSUMERS * WARP + WARP;
-// Bytes of a ring. Larger ones leave no room for norm and attention (docs/design/experiments).
-const int RING_BYTES_64 = 144 << 10;  // with 64 rows
-const int RING_BYTES_128 = 192 << 10;
+// Bytes of a ring. Larger rings leave no room for norm and attention (docs/design/experiments).
+const int RING_BYTES_64 = 144 << 10;   // with 64 rows
+const int RING_BYTES_128 = 192 << 10;  // with 128 rows
 
 template <int ROWS, int COLUMNS>
 struct StageMemory {
@@ -78,14 +80,15 @@ struct Ring {
   Barrier *loaded, *emptied;  // of the stages
 };
 
-// The row of the weight at which a quarter begins.
+// Returns the first row of the weight of a quarter.
 template <int COLUMNS>
 __device__ __forceinline__ u32 quarter_row(const WideMatmul& args, u32 tile, u32 quarter) {
   const u32 QUARTER = COLUMNS / 4;
   return args.gated ? quarter % 2 * (u32)args.width + (tile * 2 + quarter / 2) * QUARTER : (tile * 4 + quarter) * QUARTER;
 }
 
-// Copies the k-blocks from `begin` to `end`: the first ring of weights before the previous kernel has ended. One thread calls it.
+// Copies the k-blocks from `begin` up to `end` through the ring. One thread calls it. It waits for the previous kernel after the weights of
+// the first k-blocks, as many as the ring has stages.
 template <int ROWS, int COLUMNS, typename W>
 __device__ __forceinline__ void copy_k_blocks(const W& work, const Ring<ROWS, COLUMNS>& ring, u32 begin, u32 end) {
   const WideMatmul& args = work.args;
@@ -115,7 +118,8 @@ __device__ __forceinline__ void copy_k_blocks(const W& work, const Ring<ROWS, CO
   }
 }
 
-// The column of the odd quarter of a pair for one of the even quarter; gated: not of the output, only of the bias and the addend.
+// Returns the column of the odd quarter that belongs to a column of the even one. Gated: a column of the bias and the addend, not of the
+// output.
 template <int COLUMNS>
 __device__ __forceinline__ u32 odd_column(const WideMatmul& args, u32 column) {
   return column + (args.gated ? (u32)args.width : COLUMNS / 4);
@@ -128,8 +132,8 @@ __device__ __forceinline__ void add(float* sums, float2 addend) {
 
 __device__ __forceinline__ float2 load_bias(const Bits* bias) { return make_float2(T::load(bias[0]), T::load(bias[1])); }
 
-// Stores two columns of the even quarter of a pair and the same columns of the odd one; gated: gates times values. `to`: the output's row,
-// null for none; `column`: of the output.
+// Stores two adjacent columns of the even quarter and the same two of the odd one. Gated: stores silu(even) * odd. `to`: the row of the
+// output, or null for none. `column`: the first column of the output.
 template <int COLUMNS>
 __device__ __forceinline__ void store(const WideMatmul& args, Bits* to, u32 column, const float* even, const float* odd) {
   u32 width = args.width;
@@ -142,40 +146,40 @@ __device__ __forceinline__ void store(const WideMatmul& args, Bits* to, u32 colu
   if (odd_column<COLUMNS>(args, column) < width) *(u32*)(to + odd_column<COLUMNS>(args, column)) = pack(T(), odd[0], odd[1]);
 }
 
-// Where two adjacent sums of a thread belong.
-struct Place {
-  u32 row;  // 0 or 1: of the thread's rows
-  u32 pair;
-  u32 in_quarter;  // the first one's column of the quarter
-  u32 column;      // of the output
+// The row and the columns of two adjacent sums of a thread.
+struct Position {
+  u32 row;         // 0 or 1: of the thread's two rows
+  u32 half;
+  u32 in_quarter;  // first column, in the quarter
+  u32 column;      // first column, in the output
 };
 
-// Calls f(even sums, odd sums, place) for each two adjacent columns.
-template <int PASSES, int SUMS, typename Places, typename F>
-__device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const Places& place, const F& f) {
+// Calls f(even sums, odd sums, position) for each two adjacent columns of a half's quarters.
+template <int PASSES, int SUMS, typename Positions, typename F>
+__device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const Positions& position, const F& f) {
 #pragma unroll
   for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
-    for (int i = 0; i < SUMS; i += 2) f(sums[pass][0] + i, sums[pass][1] + i, place(pass, i));
+    for (int i = 0; i < SUMS; i += 2) f(sums[pass][0] + i, sums[pass][1] + i, position(pass, i));
 }
 
 // W is the work of a block, a tile of a weight times rows of x:
-//   args             a WideMatmul
-//   tile             of the weight
-//   first_row, rows  the rows of x, at most ROWS
-//   load_weight(...) loads a box of the weight, with load_box's other arguments
-//   output_row(b)    where the result of row b of these rows belongs
+//   args              a WideMatmul
+//   tile              index of the tile
+//   first_row, rows   the rows of x: first index and number, at most ROWS
+//   load_weight(...)  loads a box of the weight: load_box without its tensor map
+//   output_row(b)     the row of the output for row first_row + b of x
 template <int ROWS, int COLUMNS, int CLUSTER, typename W>
 __device__ __forceinline__ void wide_matmul(const W& work) {
   const WideMatmul& args = work.args;
   const int STAGES = Ring<ROWS, COLUMNS>::STAGES;
-  const int PASSES = ROWS / GROUP_ROWS;         // pairs that a warp group multiplies, one after the other
+  const int PASSES = ROWS / GROUP_ROWS;         // halves that a warp group multiplies, one after the other
   const int QUARTER_SUMS = COLUMNS / 8;         // sums of a thread in a quarter: 2 rows, and 2 of each 8 columns
-  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;  // of these sums, those that this block adds up
+  const int OWN_SUMS = QUARTER_SUMS / CLUSTER;  // of these, the sums that this block adds up
   static_assert(QUARTER_SUMS % (2 * CLUSTER) == 0, "adjacent columns must belong to the same block: COLUMNS is not a multiple of 16 * CLUSTER");
   extern __shared__ __align__(1024) char memory[];
   __shared__ Barrier loaded[STAGES], emptied[STAGES];
-  __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // E4M3: of the rows of the weight, by pair and quarter
+  __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // E4M3: of the rows of the weight, by half and quarter
   Ring<ROWS, COLUMNS> ring = {(StageMemory<ROWS, COLUMNS>*)memory, loaded, emptied};
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   u32 tile = work.tile, rank = blockIdx.x % CLUSTER;
@@ -199,7 +203,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
     (&scales[0][0][0])[threadIdx.x] = weight_row < (args.gated ? 2 : 1) * args.width ? args.weight_scales[weight_row] : 0;
   }
   // Step 1: multiply.
-  u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_pair = PASSES == 1 ? group : 0;
+  u32 group = warp / 4, x_row = PASSES == 1 ? 0 : group * GROUP_ROWS, first_half = PASSES == 1 ? group : 0;
   float sums[PASSES][2 * QUARTER_SUMS] = {};
   Stage next = {0, 0};
 #pragma unroll 1
@@ -209,7 +213,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
     u32 x = shared_address(stage.x[x_row]);
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
-      u32 weight = shared_address(stage.weight[(first_pair + pass) * COLUMNS / 2]);
+      u32 weight = shared_address(stage.weight[(first_half + pass) * COLUMNS / 2]);
       // 16 bits: wgmma adds to the sums. e4m3: it sums a k-block, which is then added in float32.
       float k_block_sums[2 * QUARTER_SUMS];
       float(&accumulators)[2 * QUARTER_SUMS] = E4M3 ? k_block_sums : sums[pass];
@@ -227,7 +231,8 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
     next.skip(1, STAGES);
   }
 
-  // Step 2: add up. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns. Each block gets some of each quarter.
+  // Step 2: add up. Sums have the layout of wgmma: for even i, sums i and i + 1 are adjacent columns. Each block of a cluster adds up some
+  // columns of each quarter.
   float own[PASSES][2][OWN_SUMS];  // of the even and the odd quarter
   if (CLUSTER == 1) {
 #pragma unroll
@@ -262,10 +267,11 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
 
   // Step 3: scale, add and store.
   u32 width = args.width, outputs = args.gated ? 2 * width : width;
-  u32 first_row = x_row + warp % 4 * 16 + lane / 4, pair_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
-  auto place = [&](int pass, int i) {
-    u32 sum = rank * OWN_SUMS + i, pair = first_pair + pass, in_quarter = sum / 4 * 8 + lane % 4 * 2;
-    return Place{sum % 4 / 2, pair, in_quarter, (tile * 2 + pair) * pair_columns + in_quarter};
+  u32 first_row = x_row + warp % 4 * 16 + lane / 4;  // The thread's rows are this one and the one 8 below.
+  u32 half_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
+  auto position = [&](int pass, int i) {
+    u32 sum = rank * OWN_SUMS + i, half = first_half + pass, in_quarter = sum / 4 * 8 + lane % 4 * 2;
+    return Position{sum % 4 / 2, half, in_quarter, (tile * 2 + half) * half_columns + in_quarter};
   };
   if (E4M3 || args.addend.elements) wait_for_primary();  // then x_scales or the addend are complete
   if (E4M3) {
@@ -273,16 +279,16 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
 #pragma unroll
     for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < work.rows ? args.x_scales[first_row + r * 8] : 0;
     barrier<1, CONSUMERS>();  // `scales` are complete
-    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
+    for_sums(own, position, [&](float* even, float* odd, const Position& at) {
 #pragma unroll
       for (int k = 0; k < 2; k++) {
-        even[k] *= x_scales[at.row] * scales[at.pair][0][at.in_quarter + k];
-        odd[k] *= x_scales[at.row] * scales[at.pair][1][at.in_quarter + k];
+        even[k] *= x_scales[at.row] * scales[at.half][0][at.in_quarter + k];
+        odd[k] *= x_scales[at.row] * scales[at.half][1][at.in_quarter + k];
       }
     });
   }
   if (args.bias) {
-    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
+    for_sums(own, position, [&](float* even, float* odd, const Position& at) {
       u32 other = odd_column<COLUMNS>(args, at.column);
       if (at.column < width) add(even, load_bias(args.bias + at.column));
       if (at.column < width && other < outputs) add(odd, load_bias(args.bias + other));
@@ -293,7 +299,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
 #pragma unroll
     for (int r = 0; r < 2; r++) adapted[r] = first_row + r * 8 < work.rows && args.addend.adapted[first_row + r * 8];
     // Loads everything before the first store, or each load would wait for the one before it.
-    for_sums(own, place, [&](float* even, float* odd, const Place& at) {
+    for_sums(own, position, [&](float* even, float* odd, const Position& at) {
       const float* from = args.addend.elements + (u64)(first_row + at.row * 8) * outputs;
       bool there = adapted[at.row] && at.column < width;
       u32 other = odd_column<COLUMNS>(args, at.column);
@@ -307,5 +313,5 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
     u32 row = first_row + r * 8;
     to[r] = row < work.rows ? args.output + work.output_row(row) * args.stride : nullptr;
   }
-  for_sums(own, place, [&](float* even, float* odd, const Place& at) { store<COLUMNS>(args, to[at.row], at.column, even, odd); });
+  for_sums(own, position, [&](float* even, float* odd, const Position& at) { store<COLUMNS>(args, to[at.row], at.column, even, odd); });
 }
