@@ -1,21 +1,22 @@
 // Mixture of experts in decode steps. The GPU chooses the experts, so one CUDA graph serves every choice. In the order of launches:
 //
-//   decode_route           chooses each row's experts by the router's logits, and lists the pairs of a row and an expert
+//   decode_route           chooses each row's experts by the router's logits, and lists pairs and chunks
 //   decode_expert_matmul   gate and up projection of each pair: silu(x gates) * (x values)
 //   decode_expert_matmul   down projection of each pair
 //   combine_experts        adds up each row's results, times the router's weights
 //
-// Pair    number row * chosen + place: a row and its expert with the place-th highest logit
-// pairs   the pairs of expert 0 in the order of rows, then those of expert 1 and so on; without pairs of rows that have no token, and
-//         without pairs whose weight rounds to 0
-// Chunk   up to `chunk_rows` adjacent entries of `pairs`, all of one expert; weights of experts without pairs are not read
+// Pair          number row * chosen + i: a row and its expert with the i-th highest logit
+// sorted_pairs  the pairs of expert 0 in the order of rows, then those of expert 1 and so on; without pairs of rows that have no token,
+//               and without pairs whose weight rounds to 0
+// Chunk         up to `chunk_rows` adjacent entries of `sorted_pairs`, all of one expert. Experts without pairs have no chunk, so their
+//               weights are not read
 //
 // Invariants
-// - The result of a row depends neither on the other rows nor on their number (matmul.cuh; combine_experts adds in the order of places).
-// - `pairs` and chunks are the same in every run.
-// Synchronisation: the last block of decode_route to end lists the pairs of all blocks; otherwise none between blocks. All kernels wait
-// for their primary. The gate and up projection lets its dependent start only after this wait, so the down projection may read `pairs`
-// and chunks, and copy weights, before the gate and up projection has ended.
+// - The result of a row depends neither on the other rows nor on their number (matmul.cuh; combine_experts adds in the order of logits).
+// - `sorted_pairs` and chunks are the same in every run.
+// Synchronisation: the last block of decode_route lists the pairs of all blocks; otherwise none between blocks. All kernels wait for their
+// primary. The gate and up projection lets the down projection start only after this wait, so the down projection reads `sorted_pairs` and
+// chunks, and copies weights, while the gate and up projection still runs.
 //
 // Needs weights of 16 bits. Compiled with
 //   ROWS   8, 16, 32 or 64: the largest number of pairs of a chunk; 8 also compiles decode_route and experts.cuh
@@ -26,8 +27,8 @@
 
 struct ExpertChunk {
   u64 weights[2];  // the expert's, by address: gate and up, down
-  int first;       // index in `pairs`
-  int count;
+  int first;       // index in `sorted_pairs`
+  int count;       // number of pairs
 };
 
 #if ROWS == 8
@@ -40,7 +41,7 @@ struct Route {
   const Bits* logits;    // (rows, experts), rows `stride` elements apart
   const int* positions;  // of each row; -1: no token
   float* weights;        // (rows, chosen): the router's; 0: the pair is in no chunk
-  int* pairs;
+  int* sorted_pairs;
   ExpertChunk* chunks;
   int* chunk_count;
   u32* blocks_ended;     // 0 before and after a launch
@@ -57,10 +58,10 @@ struct Route {
 // A block chooses experts for ROUTE_WARPS rows. The last block to end lists the pairs of all rows.
 extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(const __grid_constant__ Route args) {
   __shared__ short experts_of_pairs[MAX_PAIRS];     // -1: in no chunk
-  __shared__ bool is_last;
-  // For each expert, first a count, later the sum of the counts before it:
-  __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of a warp; of the warps before it
-  __shared__ u32 offsets[MAX_EXPERTS + 1];          // pairs, and in the upper half chunks; of the experts before it
+  __shared__ bool is_last;                          // whether this is the last block to end
+  // Both hold a count for each expert first, later the sum of the counts before it:
+  __shared__ u16 before[ROUTE_WARPS][MAX_EXPERTS];  // pairs of a warp; then of the warps before it
+  __shared__ u32 offsets[MAX_EXPERTS + 1];          // pairs, and chunks in the upper half; then of the experts before it
   launch_dependents();
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
   u32 experts = args.experts, chosen = args.chosen, pairs = args.rows * args.chosen;
@@ -148,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) decode_route(con
   for (u32 base = begin; base < end; base += WARP) {
     int expert = base + lane < end ? experts_of_pairs[base + lane] : -1;
     u32 same = __match_any_sync(~0u, expert);
-    if (expert >= 0) args.pairs[(offsets[expert] & 0xffff) + before[warp][expert] + __popc(same & below)] = base + lane;
+    if (expert >= 0) args.sorted_pairs[(offsets[expert] & 0xffff) + before[warp][expert] + __popc(same & below)] = base + lane;
     __syncwarp();
     if (expert >= 0 && !(same & below)) before[warp][expert] += __popc(same);
     __syncwarp();
@@ -166,14 +167,14 @@ struct ExpertMatmul {
   const Bits* x;               // (pairs / pairs_of_x, depth)
   const ExpertChunk* chunks;
   const int* chunk_count;
-  const int* pairs;
-  u64 pairs_of_x;              // pairs of a row of x: pair i is multiplied by row i / pairs_of_x
+  const int* sorted_pairs;
+  u64 pairs_of_x;              // pairs of a row of x: pair i multiplies row i / pairs_of_x
   u64 width;                   // a weight has shape (width, depth); gated: (2 width, depth), gates then values
   u64 depth;                   // a multiple of 8
   u64 gated;                   // 1: gate and up projection, launched after decode_route; 0: down projection, launched after that
 };
 
-// What store_sums reads.
+// The output of a chunk, for store_sums.
 struct ExpertOutput {
   Bits* output;
   const float* scales;
@@ -183,11 +184,11 @@ struct ExpertOutput {
   u64 gated;
 };
 
-// The work of matmul(). Groups are numbered chunk by chunk. A block has a range of adjacent groups, so it reads a chunk once for most of
-// them.
+// The work of a block, for matmul(). Groups are numbered chunk by chunk. A block has a range of adjacent groups, so it seldom reads another
+// chunk.
 struct ExpertWork {
   const ExpertMatmul& args;
-  u32 end = 0;  // of this block's range
+  u32 end = 0;  // of this block's range of groups
 
   struct Group {
     u32 index, chunk, column;
@@ -205,7 +206,7 @@ struct ExpertWork {
   };
 
   struct RowOfPair {
-    const int* pairs;  // of the group's chunk
+    const int* pairs;  // of the group's chunk, in `sorted_pairs`
     __device__ __forceinline__ u64 operator()(u32 b) const { return pairs[b]; }
   };
 
@@ -247,13 +248,13 @@ struct ExpertWork {
 #pragma unroll
     for (int x_tile = 0; x_tile < X_TILES; x_tile++) {
       bool there = exists(group) && x_tile * 8 + (int)row < group.count;
-      all.rows[x_tile] = there ? args.pairs[group.first + x_tile * 8 + row] / (int)args.pairs_of_x : -1;
+      all.rows[x_tile] = there ? args.sorted_pairs[group.first + x_tile * 8 + row] / (int)args.pairs_of_x : -1;
     }
     return all;
   }
   __device__ __forceinline__ void store(const Group& group, float (&sum)[4], u32 n, u32 b) const {
     ExpertOutput output = {args.output, nullptr, nullptr, args.width, args.width, args.gated};
-    store_sums(output, group.count, sum, n, b, RowOfPair{args.pairs + group.first});
+    store_sums(output, group.count, sum, n, b, RowOfPair{args.sorted_pairs + group.first});
   }
 };
 
@@ -263,7 +264,7 @@ struct ExpertWork {
     matmul<rows / 8, weight_tiles, stages(rows / 8, weight_tiles, max_stages, true), true>(ExpertWork(args)); \
   }
 
-// Pairs of a chunk, weight tiles of a group, maximum number of stages. ExpertKernels of Java reads these lines.
+// Largest number of pairs of a chunk, weight tiles of a group, largest number of stages. ExpertKernels.java reads these lines.
 #if ROWS == 8
 EXPERT_MATMUL(8, 3, 7)
 EXPERT_MATMUL(8, 2, 10)

@@ -1,13 +1,12 @@
-// Mixtures of experts: the choice of a row's experts, and the sum of their results. For decode steps (experts.cu) and prefills
-// (wide_experts.cu).
+// Mixture of experts: chooses a row's experts, and adds up their results. For decode steps (experts.cu) and prefills (wide_experts.cu).
 #pragma once
 #include "decoder/common.cuh"
 
 #ifdef HAS_BFLOAT16
 
-const int ROUTE_WARPS = 8;  // of a block that chooses, one for each row
-const int MAX_EXPERTS = 256;
-const int MAX_CHOSEN = 16;  // experts of a row
+const int ROUTE_WARPS = 8;            // of a block that chooses experts, a warp for each row
+const int MAX_EXPERTS = 256;          // of a layer
+const int MAX_CHOSEN = 16;            // of a row
 const int KEYS = MAX_EXPERTS / WARP;  // of a lane
 
 // The sort key of an expert: higher for a higher logit; among equal logits, for a lower index. Never 0. NaNs are ordered by their bits.
@@ -24,11 +23,11 @@ __device__ __forceinline__ float logit_of(u32 key) {
 }
 
 struct Choice {
-  int expert;  // -1: the pair is in no chunk
-  float weight;
+  int expert;    // -1: the weight is 0
+  float weight;  // the router's; 0 if it rounds to 0 or the row has no token
 };
 
-// Chooses the experts of a row, by one warp. Lane i < chosen returns choice i. Of args it reads the members that Route and WideRoute share.
+// Chooses the experts of a row, by one warp. Lane i < chosen returns the expert with the i-th highest logit. args is a Route or WideRoute.
 template <typename A>
 __device__ __forceinline__ Choice choose(const A& args, u32 row, u32 lane) {
   u32 experts = args.experts, chosen = args.chosen;
@@ -39,15 +38,15 @@ __device__ __forceinline__ Choice choose(const A& args, u32 row, u32 lane) {
     u32 expert = i * WARP + lane;
     keys[i] = expert < experts ? expert_key(logits[expert], expert) : 0;
   }
-  u32 first = 0;  // the key of place 0; exponentials are relative to its logit
+  u32 first = 0;  // the highest key; exponentials are relative to its logit
   float sum = 0;
-  for (u32 place = 0; place < chosen; place++) {
+  for (u32 choice = 0; choice < chosen; choice++) {
     u32 most = 0;
 #pragma unroll
     for (int i = 0; i < KEYS; i++) most = max(most, keys[i]);
     most = __reduce_max_sync(~0u, most);
-    if (place == 0) first = most;
-    if (lane == place) own = most;
+    if (choice == 0) first = most;
+    if (lane == choice) own = most;
 #pragma unroll
     for (int i = 0; i < KEYS; i++) {
       if (keys[i] != most) continue;
@@ -75,7 +74,7 @@ struct Combination {
   u64 width;             // a multiple of 8
 };
 
-// output[row] = sum over places of weights[row][place] * results[row][place]. Blocks along y have a row each.
+// output[row] = sum over i of weights[row][i] * results[row][i]. Grid: x covers the packs of a row, y the rows.
 extern "C" __global__ void combine_experts(const __grid_constant__ Combination args) {
   launch_dependents();
   wait_for_primary();
@@ -85,10 +84,10 @@ extern "C" __global__ void combine_experts(const __grid_constant__ Combination a
   const uint4* results = (const uint4*)args.results + blockIdx.y * args.chosen * packs + i;
   float sum[PACK] = {};
 #pragma unroll 4
-  for (u32 place = 0; place < args.chosen; place++) {
-    float weight = weights[place];
+  for (u32 choice = 0; choice < args.chosen; choice++) {
+    float weight = weights[choice];
     Pack<T> pack;
-    pack.vector = results[(u64)place * packs];
+    pack.vector = results[(u64)choice * packs];
     if (weight == 0) pack.vector = zeros();  // No matmul wrote this result.
 #pragma unroll
     for (int e = 0; e < PACK; e++) sum[e] += weight * T::load(pack.elements[e]);
@@ -98,6 +97,5 @@ extern "C" __global__ void combine_experts(const __grid_constant__ Combination a
   for (int e = 0; e < PACK; e++) pack.elements[e] = T::store(sum[e]);
   ((uint4*)args.output)[blockIdx.y * (u64)packs + i] = pack.vector;
 }
-
 
 #endif

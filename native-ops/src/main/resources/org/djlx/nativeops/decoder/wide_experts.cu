@@ -1,20 +1,20 @@
-// Mixture of experts in prefills on Hopper GPUs. The GPU chooses the experts, so the host waits for nothing. In the order of launches:
+// Mixture of experts in prefills on Hopper GPUs. The GPU chooses the experts, so the host does not wait. In the order of launches:
 //
 //   choose_experts     chooses each row's experts by the router's logits, and counts the pairs of each expert
 //   list_chunks        lists the chunks
-//   gather_rows        gives each pair a place, and copies its row of x there
-//   expert_tiles_*     gate and up projection of the rows in the order of places: silu(x gates) * (x values)
-//   expert_tiles_*     down projection; the results are in the order of pairs
+//   gather_rows        lists the pairs in the order of experts, and copies the row of x of each
+//   expert_tiles_*     gate and up projection of the copied rows: silu(x gates) * (x values)
+//   expert_tiles_*     down projection; stores the results by pair
 //   combine_experts    adds up each row's results, times the router's weights
 //
-// Pair    number row * chosen + i: a row and its expert with the i-th highest logit
-// Place   index in the list of the pairs of expert 0, then those of expert 1 and so on; without pairs whose weight rounds to 0. The order
-//         of an expert's pairs may differ between runs
-// Chunk   up to `chunk_rows` adjacent places, all of one expert
+// Pair          number row * chosen + i: a row and its expert with the i-th highest logit
+// sorted_pairs  the pairs of expert 0, then those of expert 1 and so on; without pairs whose weight rounds to 0. The order of an expert's
+//               pairs may differ between runs
+// Chunk         up to `chunk_rows` adjacent entries of `sorted_pairs`, all of one expert
 //
-// Invariant: bit for bit, the result of a row depends only on the row and the weights, not on its place (wide_matmul.cuh; combine_experts
-// adds in the order of logits).
-// Synchronisation: none between blocks. All threads wait for the primary before they read or write.
+// Invariant: bit for bit, the result of a row depends only on the row and the weights, not on the order of `sorted_pairs`
+// (wide_matmul.cuh; combine_experts adds in the order of logits).
+// Synchronisation: none between blocks. All threads wait for the primary kernel before they read or write.
 //
 // Needs weights of 16 bits. Compiled with TYPE, Float16 or Bfloat16.
 #include "decoder/experts.cuh"
@@ -25,24 +25,24 @@
 
 struct WideChunk {
   int expert;
-  int first_chunk;  // of the expert
-  int chunks;       // of the expert
-  int first;        // place
-  int count;
+  int first_chunk;  // index of the expert's first chunk
+  int chunks;       // number of chunks of the expert
+  int first;        // index in `sorted_pairs`
+  int count;        // number of pairs
 };
 
 struct WideRoute {
   const Bits* logits;     // (rows, experts), rows `stride` elements apart
-  const int* positions;   // of each row; -1: no token. null: all are tokens
-  float* weights;         // (rows, chosen): the router's; 0: the pair has no place
-  int* experts_of_pairs;  // (rows, chosen); -1: the pair has no place
-  int* counts;            // of the pairs of each expert; 0 before choose_experts and after list_chunks
-  int* next_places;       // of each expert
+  const int* positions;   // of each row; -1: no token. null: all rows have tokens
+  float* weights;         // (rows, chosen): the router's; 0: the pair is in no chunk
+  int* experts_of_pairs;  // (rows, chosen); -1: the pair is in no chunk
+  int* counts;            // number of pairs of each expert; 0 before choose_experts and after list_chunks
+  int* next;              // for each expert, the index in `sorted_pairs` at which gather_rows stores its next pair
   WideChunk* chunks;
   int* chunk_count;
-  int* pairs;             // by place
+  int* sorted_pairs;
   const Bits* x;          // (rows, hidden)
-  Bits* gathered;         // (places, hidden)
+  Bits* gathered;         // (pairs, hidden): rows of x in the order of `sorted_pairs`
   u64 rows;
   u64 experts;
   u64 chosen;             // experts of a row
@@ -68,43 +68,44 @@ extern "C" __global__ void __launch_bounds__(ROUTE_WARPS* WARP) choose_experts(c
 
 // One block with a thread for each expert.
 extern "C" __global__ void __launch_bounds__(MAX_EXPERTS) list_chunks(const __grid_constant__ WideRoute args) {
-  __shared__ int places[MAX_EXPERTS], chunks[MAX_EXPERTS];  // of the experts up to and with the thread's
+  __shared__ int pair_sums[MAX_EXPERTS], chunk_sums[MAX_EXPERTS];  // inclusive prefix sums over experts
   launch_dependents();
   wait_for_primary();
   int expert = threadIdx.x, rows = args.chunk_rows;
   bool exists = expert < args.experts;
-  int own = exists ? args.counts[expert] : 0, own_chunks = (own + rows - 1) / rows;
-  places[expert] = own;
-  chunks[expert] = own_chunks;
+  int pairs = exists ? args.counts[expert] : 0, chunks = (pairs + rows - 1) / rows;
+  pair_sums[expert] = pairs;
+  chunk_sums[expert] = chunks;
   __syncthreads();
   for (int distance = 1; distance < MAX_EXPERTS; distance *= 2) {
-    int other = expert >= distance ? places[expert - distance] : 0, other_chunks = expert >= distance ? chunks[expert - distance] : 0;
+    int more_pairs = expert >= distance ? pair_sums[expert - distance] : 0;
+    int more_chunks = expert >= distance ? chunk_sums[expert - distance] : 0;
     __syncthreads();
-    places[expert] += other;
-    chunks[expert] += other_chunks;
+    pair_sums[expert] += more_pairs;
+    chunk_sums[expert] += more_chunks;
     __syncthreads();
   }
-  if (expert == MAX_EXPERTS - 1) *args.chunk_count = chunks[expert];
+  if (expert == MAX_EXPERTS - 1) *args.chunk_count = chunk_sums[expert];
   if (!exists) return;
-  int first = places[expert] - own, first_chunk = chunks[expert] - own_chunks;
+  int first = pair_sums[expert] - pairs, first_chunk = chunk_sums[expert] - chunks;
   args.counts[expert] = 0;
-  args.next_places[expert] = first;
-  for (int i = 0; i < own_chunks; i++) {
-    args.chunks[first_chunk + i] = {expert, first_chunk, own_chunks, first + i * rows, min(rows, own - i * rows)};
+  args.next[expert] = first;
+  for (int i = 0; i < chunks; i++) {
+    args.chunks[first_chunk + i] = {expert, first_chunk, chunks, first + i * rows, min(rows, pairs - i * rows)};
   }
 }
 
 // A block for each row.
 extern "C" __global__ void gather_rows(const __grid_constant__ WideRoute args) {
-  __shared__ int places[MAX_CHOSEN];  // of the row's pairs; -1: none
+  __shared__ int indices[MAX_CHOSEN];  // of the row's pairs in `sorted_pairs`; -1: the pair is in no chunk
   launch_dependents();
   wait_for_primary();
   u64 row = blockIdx.x;
   if (threadIdx.x < args.chosen) {
     u64 pair = row * args.chosen + threadIdx.x;
-    int expert = args.experts_of_pairs[pair], place = expert < 0 ? -1 : atomicAdd(args.next_places + expert, 1);
-    if (place >= 0) args.pairs[place] = pair;
-    places[threadIdx.x] = place;
+    int expert = args.experts_of_pairs[pair], index = expert < 0 ? -1 : atomicAdd(args.next + expert, 1);
+    if (index >= 0) args.sorted_pairs[index] = pair;
+    indices[threadIdx.x] = index;
   }
   __syncthreads();
   u32 packs = args.hidden / PACK;
@@ -112,57 +113,59 @@ extern "C" __global__ void gather_rows(const __grid_constant__ WideRoute args) {
   for (u32 i = threadIdx.x; i < packs; i += blockDim.x) {
     uint4 pack = x[i];
     for (u32 k = 0; k < args.chosen; k++) {
-      if (places[k] >= 0) ((uint4*)args.gathered)[(u64)places[k] * packs + i] = pack;
+      if (indices[k] >= 0) ((uint4*)args.gathered)[(u64)indices[k] * packs + i] = pack;
     }
   }
 }
 
-// The tiles of an expert's weight times its chunks. Blocks are numbered by expert, then tile, then chunk, so that blocks which run at the
-// same time share weights in the L2 cache.
-struct WideExperts {
-  WideMatmul matmul;         // its `weight` and `batch` are not used; x: (places, depth)
+// One block for each tile of an expert's weight and chunk of the expert. Blocks are numbered by expert, then tile, then chunk, so that
+// blocks that run at the same time share weights in the L2 cache.
+struct ExpertTiles {
+  WideMatmul matmul;         // `weight` and `batch` are not used. x: the rows in the order of `sorted_pairs`
   const TensorMap* weights;  // of each expert
   const WideChunk* chunks;
   const int* chunk_count;
-  const int* pairs;          // by place; the results are in this order. null: in the order of places
-  u64 tiles;                 // of a weight
+  const int* sorted_pairs;   // results are stored by pair. null: in the order of the rows of x
+  u64 tiles;                 // number of tiles of a weight
 };
 
-struct OneExpert {
+// The work of a block, for wide_matmul.
+struct ExpertTile {
   const WideMatmul& args;
   const TensorMap* weight;
-  const int* pairs;  // of the chunk
+  const int* sorted_pairs;
   u32 tile, first_row, rows;
 
-  // All threads of the block call this. A block beyond the last chunk has no rows.
-  __device__ __forceinline__ explicit OneExpert(const WideExperts& of)
-      : args(of.matmul), weight(of.weights), pairs(of.pairs), tile(0), first_row(0), rows(0) {
+  // All threads of the block call this. `rows` is 0 in blocks beyond the last chunk.
+  __device__ __forceinline__ explicit ExpertTile(const ExpertTiles& all)
+      : args(all.matmul), weight(all.weights), sorted_pairs(all.sorted_pairs), tile(0), first_row(0), rows(0) {
     wait_for_primary();
-    u32 tiles = of.tiles, of_expert = blockIdx.x / tiles;  // a chunk of the block's expert
-    if (of_expert >= *of.chunk_count) return;
-    const WideChunk& any = of.chunks[of_expert];
-    u32 index = blockIdx.x - any.first_chunk * tiles;  // of the block, among those of the expert
-    tile = index / any.chunks;
-    const WideChunk& own = of.chunks[any.first_chunk + index % any.chunks];
-    weight += own.expert;
-    first_row = own.first;
-    rows = own.count;
+    // An expert has `tiles` adjacent blocks for each chunk, so this is one of the expert's chunks. It tells which blocks the expert has.
+    u32 tiles = all.tiles, some_chunk = blockIdx.x / tiles;
+    if (some_chunk >= *all.chunk_count) return;
+    const WideChunk& some = all.chunks[some_chunk];
+    u32 block = blockIdx.x - some.first_chunk * tiles;  // index among the expert's blocks
+    tile = block / some.chunks;
+    const WideChunk& chunk = all.chunks[some.first_chunk + block % some.chunks];
+    weight += chunk.expert;
+    first_row = chunk.first;
+    rows = chunk.count;
     // The host has written the map by ordinary stores.
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(weight) : "memory");
     fence_async();  // The previous kernel has written x by ordinary stores.
   }
   __device__ __forceinline__ void load_weight(void* to, Barrier& loaded, int x, int y) const { load_box(to, *weight, loaded, x, y); }
-  __device__ __forceinline__ u64 output_row(u32 b) const { return pairs ? pairs[first_row + b] : first_row + b; }
+  __device__ __forceinline__ u64 output_row(u32 b) const { return sorted_pairs ? sorted_pairs[first_row + b] : first_row + b; }
 };
 
 #define EXPERT_TILES(chunk_rows, columns)                                                                    \
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                   \
-      expert_tiles_##chunk_rows##_##columns(const __grid_constant__ WideExperts args) {                      \
-    OneExpert work(args);                                                                                    \
+      expert_tiles_##chunk_rows##_##columns(const __grid_constant__ ExpertTiles args) {                      \
+    ExpertTile work(args);                                                                                   \
     if (work.rows > 0) wide_matmul<chunk_rows, columns, 1>(work);                                            \
   }
 
-// Rows of a chunk, columns of a tile, the same for all; WideExperts.java reads these lines.
+// chunk_rows, columns of a tile; WideExperts.java reads these lines. All have the same number of columns.
 EXPERT_TILES(64, 256)
 EXPERT_TILES(128, 256)
 

@@ -138,7 +138,7 @@ class KernelConstantsTest {
                     decoder/decoder.cu | -DTYPE=Bfloat16 -DHEAD_SIZE=128 -DGROUP_SIZE=4 -DBLOCK_TOKENS=16 | Embedding Rotation Gathering HeadNorms Activation Attention | ATTENTION_WARPS CHUNK SAMPLED
                     decoder/matmul.cu | -DTYPE=Bfloat16 -DSHARED_BYTES=232448 | Matmul | MATMUL_WARPS WARP
                     decoder/experts.cu | -DTYPE=Bfloat16 -DROWS=8 | Route ExpertChunk ExpertMatmul Combination | ROUTE_WARPS MAX_EXPERTS MAX_CHOSEN MAX_PAIRS MATMUL_WARPS WARP
-                    decoder/wide_experts.cu | -DTYPE=Bfloat16 | WideRoute WideChunk WideExperts Combination | ROUTE_WARPS MAX_EXPERTS WARP THREADS BOX_BYTES RING_BYTES_64 RING_BYTES_128
+                    decoder/wide_experts.cu | -DTYPE=Bfloat16 | WideRoute WideChunk ExpertTiles Combination | ROUTE_WARPS MAX_EXPERTS WARP THREADS BOX_BYTES RING_BYTES_64 RING_BYTES_128
                     decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=16 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
                     decoder/chain.cu | -DTYPE=Float16 -DWEIGHT_BITS=8 -DZERO_GROUP=0 | Link Chain | STAGE_BYTES X_BYTES X_PAD
                     decoder/chain.cu | -DTYPE=Bfloat16 -DWEIGHT_BITS=4 -DZERO_GROUP=64 | Link Chain | MAX_LINKS CONSUMERS SEGMENT SCALES STAGE_BYTES MAX_STAGES SUM_BYTES X_BYTES X_PAD WARP

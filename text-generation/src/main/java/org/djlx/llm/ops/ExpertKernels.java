@@ -43,13 +43,13 @@ final class ExpertKernels implements AutoCloseable {
     private static final int ROUTE_ROWS = CONSTANTS.value("ROUTE_WARPS"); // of a block
     private static final int MATMUL_THREADS = CONSTANTS.value("MATMUL_WARPS") * WARP;
     private static final int COMBINE_THREADS = 256;
-    private static final int MIN_ROWS = 8; // of a chunk: of the variants of the matmul
-    private static final int MAX_ROWS = 64;
+    private static final int MIN_ROWS = 8; // pairs of a chunk, in the smallest variant
+    private static final int MAX_ROWS = 64; // in the largest
 
     static final int MAX_EXPERTS = CONSTANTS.value("MAX_EXPERTS");
     static final int MAX_CHOSEN = CONSTANTS.value("MAX_CHOSEN"); // of a row
 
-    /** The largest number of pairs of a row and one of its experts. */
+    /** The largest number of rows times chosen experts of a launch. */
     static final int MAX_PAIRS = CONSTANTS.value("MAX_PAIRS");
 
     private final List<CudaModule> modules = new ArrayList<>();
@@ -59,22 +59,23 @@ final class ExpertKernels implements AutoCloseable {
     private final int multiprocessors;
     private final int maxPairs;
 
-    // For each pair: the router's weight, the output of gate and up, and that of down.
-    private final NDArray weights;
-    private final NDArray activated;
-    private final NDArray results;
+    private final int hidden;
 
-    /** Ints: number of chunks, number of ended blocks; chunks; pairs; the experts of pairs. */
+    // For each pair:
+    private final NDArray weights; // of the router
+    private final NDArray activated; // the output of gate and up
+    private final NDArray results; // the output of down
+
+    /** Ints: chunk_count, blocks_ended; then chunks, sorted_pairs and experts_of_pairs. */
     private final NDArray routing;
 
-    private final int hidden;
     private final KernelArguments arguments = new KernelArguments();
 
     /**
      * A variant of the matmul.
      *
      * @param rows the largest number of pairs of a chunk
-     * @param tiles the weight tiles of a group
+     * @param tiles the number of weight tiles of a group
      */
     private record Variant(CudaKernel kernel, int rows, int tiles, int sharedBytes) {}
 
@@ -106,7 +107,7 @@ final class ExpertKernels implements AutoCloseable {
         multiprocessors = device.attribute(CudaAttribute.MULTIPROCESSOR_COUNT);
         weights = Torch.empty(manager, new Shape(maxPairs), ScalarType.FLOAT32);
         int chunkInts = CHUNK.byteSize() / Integer.BYTES;
-        // The two counters take the room of a chunk, so that the chunks are aligned.
+        // The two counters take the space of a chunk, so that the chunks are aligned.
         Shape ints = new Shape((1L + maxPairs) * chunkInts + 2L * maxPairs);
         routing = manager.zeros(ints, DataType.INT32);
         activated = Torch.empty(manager, new Shape(maxPairs, inner), type);
@@ -196,59 +197,53 @@ final class ExpertKernels implements AutoCloseable {
             long output) {}
 
     /**
-     * Computes a mixture of experts. Programmatic dependent launch: {@code positions} must be
-     * complete before the previous kernel starts.
+     * Computes a mixture of experts. Programmatic dependent launch: the {@code table} must be
+     * complete before the previous kernel starts, all other input when it ends.
      */
-    void launch(CudaStream stream, int rows, Mixture of) {
-        int chosen = of.experts.chosen();
+    void launch(CudaStream stream, int rows, Mixture mixture) {
+        int chosen = mixture.experts.chosen();
         int pairs = rows * chosen;
         if (pairs > maxPairs) {
             throw new IllegalArgumentException(
                     "%d rows with %d experts each are %d pairs, but the buffers hold %d"
                             .formatted(rows, chosen, pairs, maxPairs));
         }
-        int chunkRows = chunkRows(rows, of.experts);
-        long expectedChunks = Math.min(pairs, of.experts.count()); // of random choices
+        int chunkRows = chunkRows(rows, mixture.experts);
+        long expectedChunks = Math.min(pairs, mixture.experts.count()); // if choices are random
         long inner = Torch.dataPointer(activated);
-        long down = Torch.dataPointer(results);
-        route(stream, rows, chunkRows, of);
-        multiply(
-                stream,
-                chunkRows,
-                expectedChunks,
-                new Projection(true, inner, of.inner, of.x, hidden, chosen));
-        multiply(
-                stream,
-                chunkRows,
-                expectedChunks,
-                new Projection(false, down, hidden, inner, of.inner, 1));
-        long ofRouter = Torch.dataPointer(weights);
+        long outer = Torch.dataPointer(results);
+        Projection gateUp = new Projection(true, inner, mixture.inner, mixture.x, hidden, chosen);
+        Projection down = new Projection(false, outer, hidden, inner, mixture.inner, 1);
+        route(stream, rows, chunkRows, mixture);
+        multiply(stream, chunkRows, expectedChunks, gateUp);
+        multiply(stream, chunkRows, expectedChunks, down);
         combine(
                 stream,
                 combine,
                 arguments,
-                new Combination(of.output, down, ofRouter, rows, chosen, hidden));
+                new Combination(
+                        mixture.output, outer, Torch.dataPointer(weights), rows, chosen, hidden));
     }
 
     /** Chooses the experts of each row, and lists pairs and chunks. */
-    private void route(CudaStream stream, int rows, int chunkRows, Mixture of) {
+    private void route(CudaStream stream, int rows, int chunkRows, Mixture mixture) {
         arguments
                 .clear()
                 .addStruct(ROUTE)
-                .put("logits", of.logits)
-                .put("positions", of.positions)
+                .put("logits", mixture.logits)
+                .put("positions", mixture.positions)
                 .put("weights", Torch.dataPointer(weights))
-                .put("pairs", pairs())
+                .put("sorted_pairs", sortedPairs())
                 .put("chunks", chunks())
                 .put("chunk_count", Torch.dataPointer(routing))
                 .put("blocks_ended", Torch.dataPointer(routing) + Integer.BYTES)
-                .put("experts_of_pairs", pairs() + (long) maxPairs * Integer.BYTES)
-                .put("addresses", of.table)
+                .put("experts_of_pairs", sortedPairs() + (long) maxPairs * Integer.BYTES)
+                .put("addresses", mixture.table)
                 .put("rows", rows)
-                .put("experts", of.experts.count())
-                .put("chosen", of.experts.chosen())
-                .put("stride", of.stride)
-                .put("normalizes", of.experts.normalizes() ? 1 : 0)
+                .put("experts", mixture.experts.count())
+                .put("chosen", mixture.experts.chosen())
+                .put("stride", mixture.stride)
+                .put("normalizes", mixture.experts.normalizes() ? 1 : 0)
                 .put("chunk_rows", chunkRows);
         int blocks = (int) DecoderKernels.ceilDiv(rows, ROUTE_ROWS);
         LaunchSize size = LaunchSize.of(blocks, ROUTE_ROWS * WARP);
@@ -260,8 +255,8 @@ final class ExpertKernels implements AutoCloseable {
             CudaStream stream, int chunkRows, long expectedChunks, Projection projection) {
         Variant variant =
                 variants.stream()
-                        .filter(of -> of.rows == chunkRows)
-                        .min(Comparator.comparingLong(of -> cost(of, expectedChunks, projection)))
+                        .filter(one -> one.rows == chunkRows)
+                        .min(Comparator.comparingLong(one -> cost(one, expectedChunks, projection)))
                         .orElseThrow();
         arguments
                 .clear()
@@ -270,7 +265,7 @@ final class ExpertKernels implements AutoCloseable {
                 .put("x", projection.x)
                 .put("chunks", chunks())
                 .put("chunk_count", Torch.dataPointer(routing))
-                .put("pairs", pairs())
+                .put("sorted_pairs", sortedPairs())
                 .put("pairs_of_x", projection.pairsOfX)
                 .put("width", projection.width)
                 .put("depth", projection.depth)
@@ -280,32 +275,37 @@ final class ExpertKernels implements AutoCloseable {
         variant.kernel.launch(stream, size.asDependent(), arguments);
     }
 
-    private long cost(Variant variant, long chunks, Projection of) {
-        long groups =
-                DecoderKernels.ceilDiv(DecoderKernels.tiles(of.width, of.gated), variant.tiles);
+    private long cost(Variant variant, long chunks, Projection projection) {
+        long tiles = DecoderKernels.tiles(projection.width, projection.gated);
+        long groups = DecoderKernels.ceilDiv(tiles, variant.tiles);
         return DecoderKernels.cost(groups * chunks, multiprocessors, variant.tiles, variant.rows);
     }
 
     /**
-     * Results of the pairs of rows, with arrays by address; {@code weights} has the router's for
-     * each pair.
+     * The input and output of {@code combine_experts}, with arrays by address.
+     *
+     * @param results of each pair
+     * @param weights of each pair, by the router
      */
     record Combination(long output, long results, long weights, int rows, int chosen, int hidden) {}
 
     /** Adds up the weighted results of each row by {@code combine_experts}. */
     static void combine(
-            CudaStream stream, CudaKernel kernel, KernelArguments arguments, Combination of) {
+            CudaStream stream,
+            CudaKernel kernel,
+            KernelArguments arguments,
+            Combination combination) {
         arguments
                 .clear()
                 .addStruct(COMBINATION)
-                .put("output", of.output)
-                .put("results", of.results)
-                .put("weights", of.weights)
-                .put("chosen", of.chosen)
-                .put("width", of.hidden);
-        int packs = of.hidden / DecoderKernels.PACK;
+                .put("output", combination.output)
+                .put("results", combination.results)
+                .put("weights", combination.weights)
+                .put("chosen", combination.chosen)
+                .put("width", combination.hidden);
+        int packs = combination.hidden / DecoderKernels.PACK;
         int blocks = (int) DecoderKernels.ceilDiv(packs, COMBINE_THREADS);
-        LaunchSize size = LaunchSize.of(blocks, COMBINE_THREADS).withGrid(of.rows, 1);
+        LaunchSize size = LaunchSize.of(blocks, COMBINE_THREADS).withGrid(combination.rows, 1);
         kernel.launch(stream, size.asDependent(), arguments);
     }
 
@@ -313,14 +313,14 @@ final class ExpertKernels implements AutoCloseable {
         return Torch.dataPointer(routing) + CHUNK.byteSize();
     }
 
-    private long pairs() {
+    private long sortedPairs() {
         return chunks() + (long) maxPairs * CHUNK.byteSize();
     }
 
     /**
-     * Returns the largest number of pairs of a chunk: twice the mean pairs of an expert, so that
-     * most weights are read once, but at most one pair of each row; rounded up to that of a
-     * variant, or that of the largest variant.
+     * Returns the largest number of pairs of a chunk: that of the smallest variant that has at
+     * least twice the mean number of pairs of an expert, so that most weights are read once. An
+     * expert has at most one pair of each row. If no variant is large enough, the largest.
      */
     private int chunkRows(int rows, LayerConfig.Experts experts) {
         long twiceMean = DecoderKernels.ceilDiv(2L * rows * experts.chosen(), experts.count());

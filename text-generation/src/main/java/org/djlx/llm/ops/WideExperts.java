@@ -36,7 +36,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class WideExperts implements AutoCloseable {
 
-    /** The largest number of pairs of a row and one of its experts that are computed at a time. */
+    /** The largest number of rows times chosen experts at a time. More are computed in parts. */
     static final int MAX_PAIRS = 32768;
 
     private static final KernelSource SOURCE = DecoderKernels.source("wide_experts.cu");
@@ -44,7 +44,7 @@ final class WideExperts implements AutoCloseable {
     private static final Layout ROUTE = CONSTANTS.struct("WideRoute");
     private static final Layout CHUNK = CONSTANTS.struct("WideChunk");
     private static final Layout MATMUL = CONSTANTS.struct("WideMatmul");
-    private static final Layout TILES = CONSTANTS.struct("WideExperts");
+    private static final Layout TILES = CONSTANTS.struct("ExpertTiles");
     private static final int ROUTE_ROWS = CONSTANTS.value("ROUTE_WARPS"); // of a block
     private static final int ROUTE_THREADS = ROUTE_ROWS * CONSTANTS.value("WARP");
     private static final int GATHER_THREADS = 256;
@@ -58,8 +58,8 @@ final class WideExperts implements AutoCloseable {
     private final CudaKernel list;
     private final CudaKernel gather;
     private final CudaKernel combine;
-    private final Map<Integer, CudaKernel> tiles; // by the largest number of rows of a chunk
-    private final NDArray counters; // of each expert: pairs, 0 between mixtures; the next place
+    private final Map<Integer, CudaKernel> tiles; // by the largest number of pairs of a chunk
+    private final NDArray counters; // counts, 0 between mixtures; then next
     private final Map<ModelWeights.Linear, Weights> weights = new IdentityHashMap<>(); // by router
     private final KernelStruct struct = new KernelStruct(TILES.byteSize());
     private final KernelArguments arguments = new KernelArguments();
@@ -71,9 +71,9 @@ final class WideExperts implements AutoCloseable {
      * The memory of a mixture.
      *
      * @param weights the router's weight for each pair, in float32
-     * @param ints the number of chunks; the experts of pairs; pairs by place; chunks
-     * @param gathered rows of x by place; later the results of pairs
-     * @param activated the output of gate and up, by place
+     * @param ints chunk_count, experts_of_pairs, sorted_pairs, chunks
+     * @param gathered rows of x in the order of sorted_pairs; later the result of each pair
+     * @param activated the output of gate and up, in the order of sorted_pairs
      */
     private record Memory(NDArray weights, NDArray ints, NDArray gathered, NDArray activated) {
 
@@ -81,12 +81,12 @@ final class WideExperts implements AutoCloseable {
             return Torch.dataPointer(ints) + Integer.BYTES;
         }
 
-        long pairs() {
+        long sortedPairs() {
             return expertsOfPairs() + weights.size() * Integer.BYTES;
         }
 
         long chunks() {
-            return pairs() + weights.size() * Integer.BYTES;
+            return sortedPairs() + weights.size() * Integer.BYTES;
         }
     }
 
@@ -123,6 +123,7 @@ final class WideExperts implements AutoCloseable {
         return DecoderKernels.isHopper(device);
     }
 
+    /** Starts compiling the kernels on other threads. The constructor reports a failure. */
     static CompletableFuture<Void> prepare(
             CudaDevice device, KernelCompiler compiler, ScalarType type) {
         return compiler.prepare(device, SOURCE, option(type));
@@ -209,6 +210,7 @@ final class WideExperts implements AutoCloseable {
         int hidden = (int) x.getShape().get(1);
         int pairs = rows * experts.chosen();
         int chunkRows = chunkRows(pairs, experts.count());
+        // Each expert has at most one chunk that is not full.
         int maxChunks = pairs / chunkRows + Math.min(pairs, experts.count());
         long chunkInts = (long) maxChunks * CHUNK.byteSize() / Integer.BYTES;
         Memory memory =
@@ -239,7 +241,7 @@ final class WideExperts implements AutoCloseable {
                         hidden));
     }
 
-    /** Chunks are so large that most weights are multiplied once: by 64 rows, or by 128. */
+    /** Returns 64 if experts have up to 32 pairs on average, so most have one chunk; else 128. */
     private int chunkRows(int pairs, int experts) {
         int few = WideMatmul.MAX_ROWS / 2;
         return 2L * pairs <= (long) few * experts ? few : WideMatmul.MAX_ROWS;
@@ -263,12 +265,12 @@ final class WideExperts implements AutoCloseable {
                 .put("experts_of_pairs", memory.expertsOfPairs())
                 .put("counts", Torch.dataPointer(counters))
                 .put(
-                        "next_places",
+                        "next",
                         Torch.dataPointer(counters)
                                 + (long) ExpertKernels.MAX_EXPERTS * Integer.BYTES)
                 .put("chunks", memory.chunks())
                 .put("chunk_count", Torch.dataPointer(memory.ints))
-                .put("pairs", memory.pairs())
+                .put("sorted_pairs", memory.sortedPairs())
                 .put("x", Torch.dataPointer(x))
                 .put("gathered", Torch.dataPointer(memory.gathered))
                 .put("rows", rows)
@@ -286,7 +288,7 @@ final class WideExperts implements AutoCloseable {
         gather.launch(stream, all.asDependent(), arguments);
     }
 
-    /** A projection of all pairs; {@code maps} are those of the weights, other arrays addresses. */
+    /** A projection of all pairs: tensor maps of the weights; x and the output by address. */
     private record Projection(
             boolean gated, NDArray maps, long output, int width, long x, int depth) {}
 
@@ -297,7 +299,8 @@ final class WideExperts implements AutoCloseable {
             int chunkRows,
             int maxChunks,
             Memory memory) {
-        int blockTiles = (int) DecoderKernels.ceilDiv(of.gated ? 2L * of.width : of.width, COLUMNS);
+        int weightTiles =
+                (int) DecoderKernels.ceilDiv(of.gated ? 2L * of.width : of.width, COLUMNS);
         int map = TILES.offset("matmul") + MATMUL.offset("x");
         putMap(struct, map, of.x, pairs, of.depth, chunkRows);
         put("matmul.output", of.output);
@@ -308,10 +311,10 @@ final class WideExperts implements AutoCloseable {
         put("weights", Torch.dataPointer(of.maps));
         put("chunks", memory.chunks());
         put("chunk_count", Torch.dataPointer(memory.ints));
-        put("pairs", of.gated ? 0 : memory.pairs());
-        put("tiles", blockTiles);
+        put("sorted_pairs", of.gated ? 0 : memory.sortedPairs());
+        put("tiles", weightTiles);
         LaunchSize size =
-                LaunchSize.of(blockTiles * maxChunks, WideMatmul.THREADS)
+                LaunchSize.of(weightTiles * maxChunks, WideMatmul.THREADS)
                         .withShared(WideMatmul.ringBytes(chunkRows));
         tiles.get(chunkRows).launch(stream, size.asDependent(), arguments.clear().add(struct));
     }
