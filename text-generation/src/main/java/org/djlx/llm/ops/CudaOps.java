@@ -11,15 +11,15 @@ import org.djlx.fusedops.FusedOps;
 import org.djlx.llm.model.LayerConfig;
 
 /**
- * The operators of a prefill on a GPU, by kernels on the current stream; on GPUs before Hopper
- * libtorch multiplies by the weights of experts. Models with a {@code postNorm} use {@link
- * TorchOps} instead.
+ * The operators of a prefill on a GPU, by kernels on the current stream. Only on Hopper GPUs are
+ * experts computed by kernels; elsewhere libtorch computes them. Models with a {@code postNorm} use
+ * {@link TorchOps} instead.
  */
 final class CudaOps extends ArrayOps {
 
     private final ModelKernels gpu;
     private final CudaAttention attention;
-    private final Optional<WideExperts> experts; // empty if not of Hopper, or without experts
+    private final Optional<WideExperts> experts; // empty without experts or Hopper
     private final CudaAttention.Metadata metadata;
     private final NDManager step;
 

@@ -283,7 +283,7 @@ public final class ModelKernels implements AutoCloseable {
     private static boolean isPossibleOnAll(
             ModelConfig config, ProcessGroup group, WeightFormat format) {
         boolean own = isPossible(config, group, format);
-        if (group.worldSize() == 1) { // It does without a communicator.
+        if (group.worldSize() == 1) { // It needs no communicator.
             return own;
         }
         try (NDManager manager = NDManager.newBaseManager(group.device());
@@ -367,8 +367,8 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the kernels of experts in prefills, which the caller closes; empty if the model has
-     * no experts, or the GPU is not of Hopper. {@code memory} owns what they keep.
+     * Creates the kernels of experts in prefills; empty if the model has no experts, or the GPU is
+     * not a Hopper GPU. The caller closes them. {@code memory} owns their arrays.
      */
     Optional<WideExperts> wideExperts(RankModel model, NDManager memory) {
         if (!config.hasExperts() || !WideExperts.isSupported(device)) {
