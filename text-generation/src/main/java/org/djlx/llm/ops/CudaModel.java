@@ -30,7 +30,7 @@ final class CudaModel extends TransformerModel {
         this.gpu = gpu;
         this.batchInvariant = batchInvariant;
         attention = new CudaAttention(model, gpu);
-        experts = gpu.wideExperts(model, manager);
+        experts = gpu.wideExperts(model);
         decoder = new Decoder(model, gpu, batchInvariant);
         torch = new TorchModel(model, manager);
     }
@@ -163,7 +163,6 @@ final class CudaModel extends TransformerModel {
     @Override
     public void close() {
         decoder.close();
-        experts.ifPresent(WideExperts::close);
         gpu.close();
         super.close();
     }

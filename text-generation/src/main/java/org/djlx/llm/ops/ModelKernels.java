@@ -61,6 +61,7 @@ public final class ModelKernels implements AutoCloseable {
     private final NDArray one; // in float32
     private final Compute compute;
     private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
+    private Optional<WideExperts> wideExperts = Optional.empty(); // made by wideExperts()
 
     private ModelKernels(
             ModelConfig config, ProcessGroup group, WeightFormat format, boolean batchInvariant) {
@@ -367,23 +368,24 @@ public final class ModelKernels implements AutoCloseable {
     }
 
     /**
-     * Creates the kernels of experts in prefills; empty if the model has no experts, or the GPU is
-     * not a Hopper GPU. The caller closes them. {@code memory} owns their arrays.
+     * Creates the kernels of experts in prefills, which these kernels own; empty if the model has
+     * no experts, or the GPU is not a Hopper GPU. To be called once.
      */
-    Optional<WideExperts> wideExperts(RankModel model, NDManager memory) {
+    Optional<WideExperts> wideExperts(RankModel model) {
         if (!config.hasExperts() || !WideExperts.isSupported(device)) {
             return Optional.empty();
         }
         KernelCompiler compiler = new KernelCompiler(KernelCache.user());
         WideExperts experts =
-                new WideExperts(device, currentStreams, compiler, config.type(), memory);
+                new WideExperts(device, currentStreams, compiler, config.type(), manager);
+        wideExperts = Optional.of(experts);
         for (int i = 0; i < config.layers(); i++) {
             ModelWeights.Layer layer = model.weights().layer(i);
             if (layer.router() != null) {
                 experts.add(layer.router(), layer.mlps());
             }
         }
-        return Optional.of(experts);
+        return wideExperts;
     }
 
     /** Returns the kernels that quantize; null if weights are not quantized. */
@@ -679,6 +681,7 @@ public final class ModelKernels implements AutoCloseable {
 
     @Override
     public void close() {
+        wideExperts.ifPresent(WideExperts::close);
         products.values().forEach(Product::close);
         compute.close();
         manager.close();

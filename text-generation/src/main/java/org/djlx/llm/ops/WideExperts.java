@@ -104,6 +104,7 @@ final class WideExperts implements AutoCloseable {
         this.streams = streams;
         this.type = type;
         this.manager = manager;
+        counters = manager.zeros(new Shape(2, ExpertKernels.MAX_EXPERTS), DataType.INT32);
         module = compiler.load(device, SOURCE, option(type));
         choose = module.kernel("choose_experts");
         list = module.kernel("list_chunks");
@@ -115,7 +116,6 @@ final class WideExperts implements AutoCloseable {
             kernel.allowSharedMemory(WideMatmul.ringBytes(call[0]));
             tiles.put(call[0], kernel);
         }
-        counters = manager.zeros(new Shape(2, ExpertKernels.MAX_EXPERTS), DataType.INT32);
     }
 
     /** Returns whether a GPU has the kernels. */
