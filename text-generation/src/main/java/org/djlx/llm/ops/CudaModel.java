@@ -20,7 +20,6 @@ final class CudaModel extends TransformerModel {
     private final ModelKernels gpu;
     private final boolean batchInvariant;
     private final CudaAttention attention;
-    private final Optional<WideExperts> experts; // of prefills
     private final Decoder decoder;
     private final TorchModel torch; // for prefills with adapters
 
@@ -30,7 +29,11 @@ final class CudaModel extends TransformerModel {
         this.gpu = gpu;
         this.batchInvariant = batchInvariant;
         attention = new CudaAttention(model, gpu);
-        experts = gpu.wideExperts(model);
+        for (ModelWeights.Layer layer : model.weights().layers()) {
+            if (layer.router() != null) {
+                gpu.wideExperts().ifPresent(experts -> experts.add(layer.router(), layer.mlps()));
+            }
+        }
         decoder = new Decoder(model, gpu, batchInvariant);
         torch = new TorchModel(model, manager);
     }
@@ -123,7 +126,7 @@ final class CudaModel extends TransformerModel {
                     ModelKernels.inputs(step, chunks, paddedRows(count, model.ranks()));
             CudaAttention.Metadata metadata =
                     CudaAttention.metadata(step, chunks, inputs, model.tables().maxLength());
-            CudaOps ops = new CudaOps(model, step, gpu, attention, experts, metadata);
+            CudaOps ops = new CudaOps(model, step, gpu, attention, metadata);
             ForwardPass.layers(model, ops, 0, last);
             ops.cacheKeysAndValues(last);
             long rows = ops.residual().getShape().get(0);

@@ -19,7 +19,6 @@ final class CudaOps extends ArrayOps {
 
     private final ModelKernels gpu;
     private final CudaAttention attention;
-    private final Optional<WideExperts> experts; // empty without experts or Hopper
     private final CudaAttention.Metadata metadata;
     private final NDManager step;
 
@@ -28,12 +27,10 @@ final class CudaOps extends ArrayOps {
             NDManager step,
             ModelKernels gpu,
             CudaAttention attention,
-            Optional<WideExperts> experts,
             CudaAttention.Metadata metadata) {
         super(model, step, metadata.inputs().tokens(), List.of());
         this.gpu = gpu;
         this.attention = attention;
-        this.experts = experts;
         this.metadata = metadata;
         this.step = step;
         begin(sum(gpu.embed(metadata.inputs(), model.weights())));
@@ -128,6 +125,7 @@ final class CudaOps extends ArrayOps {
 
     @Override
     NDArray mixture(NDArray x, NDArray logits, ModelWeights.Layer layer, LayerConfig.Mlp mlp) {
+        Optional<WideExperts> experts = gpu.wideExperts();
         if (experts.isEmpty()) {
             return super.mixture(x, logits, layer, mlp);
         }

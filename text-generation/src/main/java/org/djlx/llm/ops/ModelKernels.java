@@ -61,7 +61,7 @@ public final class ModelKernels implements AutoCloseable {
     private final NDArray one; // in float32
     private final Compute compute;
     private final Map<List<Object>, Product> products = new HashMap<>(); // by type and sizes
-    private Optional<WideExperts> wideExperts = Optional.empty(); // made by wideExperts()
+    private final Optional<WideExperts> wideExperts; // empty without experts or Hopper
 
     private ModelKernels(
             ModelConfig config, ProcessGroup group, WeightFormat format, boolean batchInvariant) {
@@ -83,6 +83,12 @@ public final class ModelKernels implements AutoCloseable {
         one = manager.create(1f);
         compute = new Compute(group.device(), ranks, manager);
         norms = new RmsNormKernels(device, currentStreams, compiler, ranks);
+        wideExperts =
+                config.hasExperts() && WideExperts.isSupported(device)
+                        ? Optional.of(
+                                new WideExperts(
+                                        device, currentStreams, compiler, config.type(), manager))
+                        : Optional.empty();
     }
 
     private static DecoderKernels.Model model(
@@ -367,24 +373,8 @@ public final class ModelKernels implements AutoCloseable {
         return norms;
     }
 
-    /**
-     * Creates the kernels of experts in prefills, which these kernels own; empty if the model has
-     * no experts, or the GPU is not a Hopper GPU. To be called once.
-     */
-    Optional<WideExperts> wideExperts(RankModel model) {
-        if (!config.hasExperts() || !WideExperts.isSupported(device)) {
-            return Optional.empty();
-        }
-        KernelCompiler compiler = new KernelCompiler(KernelCache.user());
-        WideExperts experts =
-                new WideExperts(device, currentStreams, compiler, config.type(), manager);
-        wideExperts = Optional.of(experts);
-        for (int i = 0; i < config.layers(); i++) {
-            ModelWeights.Layer layer = model.weights().layer(i);
-            if (layer.router() != null) {
-                experts.add(layer.router(), layer.mlps());
-            }
-        }
+    /** Returns the kernels of experts in prefills, which these kernels own; empty without them. */
+    Optional<WideExperts> wideExperts() {
         return wideExperts;
     }
 
