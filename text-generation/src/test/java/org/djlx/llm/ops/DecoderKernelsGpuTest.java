@@ -146,6 +146,9 @@ class DecoderKernelsGpuTest {
             check(kernels, type, gated, 3002 * one, 528);
             check(kernels, type, gated, 7150 * one, 144);
             check(kernels, type, gated, 14300 * one, 144);
+            // Two clusters share a tile.
+            check(kernels, type, gated, 66 * one, weightBits == 8 ? 9232 : 4240);
+            check(kernels, type, gated, 1502 * one, 4112);
             assertFalse(wideMatmul.isFor(mostRows() + 1, 34, 36));
             assertFalse(wideMatmul.isFor(9, 33, 36));
             assertFalse(wideMatmul.isFor(9, 34, 35));
