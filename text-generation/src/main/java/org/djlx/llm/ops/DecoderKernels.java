@@ -95,7 +95,8 @@ final class DecoderKernels implements AutoCloseable {
     private static final Layout GATHERING = ATTENTION.struct("Gathering");
     private static final Layout HEAD_NORMS = ATTENTION.struct("HeadNorms");
     private static final Layout ACTIVATION = ATTENTION.struct("Activation");
-    private static final int MAX_SPAN = 16 * CHUNK; // a block of a longer one would end last
+    private static final int MIN_SPAN = 8; // chunks; shorter spans are slower than chunks
+    private static final int MAX_SPAN = 16; // a block of a longer one would end last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
 
@@ -547,13 +548,17 @@ final class DecoderKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
-        if (!of.sharesSequences && !of.keepsOrder) {
-            // As few spans as give about two thread blocks for each SM.
-            long parts = ceilDiv(2L * multiprocessors, (long) rows * heads);
-            long span = CHUNK * Math.min(ceilDiv(of.chunks, parts), MAX_SPAN / CHUNK);
-            int spans = (int) ceilDiv((long) of.chunks * CHUNK, span);
-            LaunchSize size = LaunchSize.of(heads, SPAN_THREADS).withGrid(rows, spans);
-            attentionMany.launch(stream, size.asDependent(), arguments.add((int) span));
+        // Spans so long that thread blocks begin and end rarely, of which an SM still holds a few.
+        int spansOfSm = model.cacheBits == 8 ? 4 : 2;
+        long spans = Math.max(1, (long) spansOfSm * multiprocessors / ((long) rows * heads));
+        long span = Math.min(ceilDiv(of.chunks, spans), MAX_SPAN);
+        boolean isLong = spans == 1 || span >= MIN_SPAN;
+        if (!of.sharesSequences && !of.keepsOrder && isLong) {
+            LaunchSize size = LaunchSize.of(heads, SPAN_THREADS);
+            attentionMany.launch(
+                    stream,
+                    size.withGrid(rows, (int) ceilDiv(of.chunks, span)).asDependent(),
+                    arguments.add((int) span * CHUNK));
             return;
         }
         // An SM holds two thread blocks of `attention`, four of `attentionLate`, or one of
