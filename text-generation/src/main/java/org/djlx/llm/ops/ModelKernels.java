@@ -671,6 +671,7 @@ public final class ModelKernels implements AutoCloseable {
 
     @Override
     public void close() {
+        currentStreams.get().synchronize(); // The last prefill may still run.
         wideExperts.ifPresent(WideExperts::close);
         products.values().forEach(Product::close);
         compute.close();
