@@ -2,12 +2,7 @@
 #include "decoder/wide_matmul.cuh"
 #include "hopper.cuh"
 
-// Thread blocks of a launch with two clusters a tile: at most one for each SM, of which Hopper GPUs have up to 144.
-const int HALF_BLOCKS = 144;
-// Of each block the sums that it adds up, of at most 128 rows and 64 columns. Launches that use them follow one another.
-__device__ float2 halves[HALF_BLOCKS][128 * 64 / 2];
-// Of each two blocks with the same columns, how many have written their sums; 0 before and after a launch.
-__device__ u32 halves_written[HALF_BLOCKS / 2];
+const int HALF_SUMS = 128 * 64;  // CLUSTERS = 2: that a block adds up, at most
 
 // The work of a block: a tile of the weight times all rows.
 template <int CLUSTER, int CLUSTERS>
@@ -23,15 +18,15 @@ struct WeightTile {
   template <int PASSES, int SUMS>
   __device__ __forceinline__ bool add_half(float (&sums)[PASSES][2][SUMS]) const {
     typedef float2 Half[PASSES][2][SUMS / 2][CONSUMERS * WARP];
-    static_assert(sizeof(Half) <= sizeof(halves[0]), "the sums of a block must fit into its half");
+    static_assert(sizeof(Half) <= HALF_SUMS * sizeof(float), "a block adds up more than HALF_SUMS");
     __shared__ bool is_last;
-    Half& own = (Half&)halves[blockIdx.x];
-    const Half& other = (const Half&)halves[blockIdx.x ^ CLUSTER];
+    Half& own = *(Half*)(args.halves + blockIdx.x * (HALF_SUMS / 2));
+    const Half& other = *(const Half*)(args.halves + (blockIdx.x ^ CLUSTER) * (HALF_SUMS / 2));
     for_pairs(sums, [&](float* two, int pass, int quarter, int i) { own[pass][quarter][i][threadIdx.x] = make_float2(two[0], two[1]); });
     __threadfence();
     barrier<1, CONSUMERS>();
     if (threadIdx.x == 0) {
-      u32& written = halves_written[tile * CLUSTER + blockIdx.x % CLUSTER];
+      u32& written = args.halves_written[tile * CLUSTER + blockIdx.x % CLUSTER];
       is_last = atomicAdd(&written, 1) == 1;
       if (is_last) written = 0;
       __threadfence();

@@ -52,6 +52,9 @@ struct WideMatmul {
   u64 stride;
   u64 gated;         // 0 or 1
   Addend addend;
+  // CLUSTERS = 2; only one launch at a time uses this memory:
+  float2* halves;       // of each block the sums that it adds up, HALF_SUMS / 2 pairs
+  u32* halves_written;  // of each two blocks with the same columns, how many have written their sums; 0 before and after a launch
 };
 
 #if WEIGHT_BITS == 8

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.Comparator;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
@@ -16,6 +19,7 @@ import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Multiplies up to 128 rows by a weight in 16 bits, or up to 64 rows by one in e4m3, with {@code
@@ -40,7 +44,8 @@ final class WideMatmul {
     private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
     private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
     private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
-    private static final int HALF_BLOCKS = CONSTANTS.value("HALF_BLOCKS");
+    private static final int HALF_BLOCKS = 144; // Hopper GPUs have up to 144 SMs
+    private static final int HALF_SUMS = CONSTANTS.value("HALF_SUMS");
     static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
 
     /** What an SM reads in the time that two clusters take to add their sums. */
@@ -50,6 +55,7 @@ final class WideMatmul {
     private final int maxRows;
     private final int multiprocessors;
     private final List<Variant> variants;
+    private final NDArray halves; // halves, then halves_written
     private final KernelStruct struct = new KernelStruct(MATMUL.byteSize());
     private final KernelArguments arguments = new KernelArguments();
 
@@ -90,7 +96,14 @@ final class WideMatmul {
         return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
     }
 
-    WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {
+    /** Allocates and clears memory, on the current stream, which {@code manager} owns. */
+    WideMatmul(
+            CudaDevice device,
+            CudaModule module,
+            ScalarType type,
+            int weightBits,
+            NDManager manager) {
+        halves = manager.zeros(new Shape(HALF_BLOCKS, HALF_SUMS + 1));
         boolean e4m3 = weightBits == 8;
         this.type = e4m3 ? ScalarType.FLOAT8_E4M3FN : type;
         maxRows = e4m3 ? MAX_E4M3_ROWS : MAX_ROWS;
@@ -161,6 +174,9 @@ final class WideMatmul {
         put("stride", stride);
         put("gated", gated ? 1 : 0);
         addend.putTo(this::put);
+        put("halves", Torch.dataPointer(halves));
+        long sums = (long) HALF_BLOCKS * HALF_SUMS;
+        put("halves_written", Torch.dataPointer(halves) + sums * Float.BYTES);
         LaunchSize size =
                 LaunchSize.of(variant.blocks(weight.rows()), THREADS)
                         .withShared(variant.sharedBytes());
