@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
-import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
@@ -122,7 +121,7 @@ final class DecoderKernels implements AutoCloseable {
     private final int maxSharedBytes; // of a thread block
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
-    private final CudaModule wideModule; // null with weights of 4 bits, or if not of Hopper
+    private final WideMatmul wideMatmul; // null with weights of 4 bits, or if not of Hopper
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -188,7 +187,11 @@ final class DecoderKernels implements AutoCloseable {
                 modules.add(compiler.load(device, part.source, part.options));
             }
             chainModule = module(parts, MatmulChain.SOURCE);
-            wideModule = module(parts, WideMatmul.SOURCE);
+            CudaModule wide = module(parts, WideMatmul.SOURCE);
+            wideMatmul =
+                    wide == null
+                            ? null
+                            : new WideMatmul(device, wide, model.type, model.weights.bits());
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -298,13 +301,11 @@ final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns a matmul of many rows, valid as long as these kernels and {@code manager}; null if
-     * weights have 4 bits or the GPU is not of Hopper.
+     * Returns the matmul of many rows, valid as long as these kernels; null if weights have 4 bits
+     * or the GPU is not of Hopper.
      */
-    WideMatmul wideMatmul(NDManager manager) {
-        return wideModule == null
-                ? null
-                : new WideMatmul(device, wideModule, model.type, model.weights.bits(), manager);
+    WideMatmul wideMatmul() {
+        return wideMatmul;
     }
 
     static KernelSource source(String name) {
