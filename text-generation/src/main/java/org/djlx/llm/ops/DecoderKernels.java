@@ -95,8 +95,10 @@ final class DecoderKernels implements AutoCloseable {
     private static final Layout GATHERING = ATTENTION.struct("Gathering");
     private static final Layout HEAD_NORMS = ATTENTION.struct("HeadNorms");
     private static final Layout ACTIVATION = ATTENTION.struct("Activation");
-    private static final int MIN_SPAN = 8; // chunks; shorter spans are slower than chunks
-    private static final int MAX_SPAN = 16; // a block of a longer one would end last
+    // Chunks of a span. Sequences of up to MAX_SPAN chunks are not divided into shorter spans than
+    // MIN_SPAN, but into chunks, which 8 warps compute at the same time.
+    private static final int MIN_SPAN = 8;
+    private static final int MAX_SPAN = 16; // a thread block of a longer one would end last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
 
@@ -548,12 +550,13 @@ final class DecoderKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
-        // Spans so long that thread blocks begin and end rarely, of which an SM still holds a few.
-        int spansOfSm = model.cacheBits == 8 ? 4 : 2;
-        long spans = Math.max(1, (long) spansOfSm * multiprocessors / ((long) rows * heads));
-        long span = Math.min(ceilDiv(of.chunks, spans), MAX_SPAN);
-        boolean isLong = spans == 1 || span >= MIN_SPAN;
-        if (!of.sharesSequences && !of.keepsOrder && isLong) {
+        // As few spans of a sequence as still give each SM about this many thread blocks.
+        int blocksOfSm = model.cacheBits == 8 ? 4 : 2;
+        long spans = Math.max(1, (long) blocksOfSm * multiprocessors / ((long) rows * heads));
+        long span = ceilDiv(of.chunks, spans);
+        boolean usesChunks = spans > 1 && span < MIN_SPAN && of.chunks <= MAX_SPAN;
+        if (!of.sharesSequences && !of.keepsOrder && !usesChunks) {
+            span = Math.min(Math.max(span, MIN_SPAN), MAX_SPAN);
             LaunchSize size = LaunchSize.of(heads, SPAN_THREADS);
             attentionMany.launch(
                     stream,
