@@ -7,6 +7,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InterruptedIOException;
 import java.io.UncheckedIOException;
+import java.net.ConnectException;
 import java.net.URI;
 import java.net.URLEncoder;
 import java.net.http.HttpClient;
@@ -343,12 +344,16 @@ final class HubClient {
                 throw body.failure;
             }
             Throwable cause = e.getCause();
-            throw HubException.temporary(
+            String message =
                     request.uri().resolve("/")
                             + ": "
-                            + (cause.getMessage() == null ? cause : cause.getMessage()),
-                    null,
-                    cause);
+                            + (cause.getMessage() == null ? cause : cause.getMessage());
+            if (cause instanceof ConnectException) {
+                message +=
+                        "; without a connection to it, set a proxy by -Dhttps.proxyHost, another"
+                                + " hub by HF_ENDPOINT, or use the directory of a model";
+            }
+            throw HubException.temporary(message, null, cause);
         } finally {
             answer.cancel(true);
         }

@@ -274,7 +274,15 @@ public final class ChatDataset extends RandomAccessDataset {
                 return encoder.rows(GSON.fromJson(line, Map.class));
             } catch (JsonParseException | IllegalArgumentException e) {
                 throw new IllegalArgumentException(
-                        "%s, line %d: %s".formatted(file, number, e.getMessage()), e);
+                        "%s, line %d: %s%s"
+                                .formatted(
+                                        file,
+                                        number,
+                                        e instanceof JsonParseException
+                                                ? "not a JSON object: "
+                                                : "",
+                                        e.getMessage()),
+                        e);
             }
         }
     }

@@ -223,7 +223,9 @@ class ModelHubTest {
         hub.close();
         assertEquals(snapshot, download());
         Files.delete(snapshot.resolve("tokenizer.json"));
-        assertTrue(refused().contains(hub.endpoint()), refused());
+        String refused = refused();
+        assertTrue(refused.contains(hub.endpoint()), refused);
+        assertTrue(refused.contains("set a proxy by -Dhttps.proxyHost, another hub"), refused);
     }
 
     @Test

@@ -198,7 +198,8 @@ class ChatDatasetTest {
                         "{'messages': [{'role': 'user', 'content': 'x'}]}", "no answer",
                         "{'messages': [{'role': 'user'}]}", "a role and a content",
                         "null", "must be a JSON object",
-                        "{'messages': [", "line 2:");
+                        "foo", "not a JSON object",
+                        "{'messages': [", "not a JSON object");
         for (Map.Entry<String, String> each : problems.entrySet()) {
             String message =
                     assertThrows(
