@@ -118,7 +118,7 @@ if [[ $classes != '.*' ]]; then
   run_tests 'any()' "$@" || status=$?
 else
   # Tests with the tag beside run at the same time as the other tests, in three processes: collectives, engines, and all others.
-  # Each process has its own folder for temporary files, where a lease of a GPU is a file. So a process does not wait for GPUs that
+  # Each of the three has its own folder for temporary files, where a lease of a GPU is a file. So a process does not wait for GPUs that
   # another process has leased.
   beside=()
   for classes in '.*\.collectives\..*' '.*\.engine\..*' '(?!.*\.(collectives|engine)\.).*'; do

@@ -13,6 +13,6 @@ cat <<'EOF'
 
 next:
   samples/run.sh train --data-parallel 2                     # trains a language model on two ranks
-  samples/run.sh serve-model tiny && samples/run.sh generate tiny --ranks 2 --prompt DJL    # text from a tiny random Llama
+  samples/run.sh serve-model target/tiny && samples/run.sh generate target/tiny --ranks 2 --prompt DJL    # text from a tiny random Llama
   samples/run.sh --help                                      # all samples
 EOF
