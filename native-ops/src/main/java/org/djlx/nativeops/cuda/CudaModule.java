@@ -22,7 +22,8 @@ import org.djlx.nativeops.torch.Torch;
 
 /**
  * Compiled kernels, loaded onto a GPU. Close the module after the last work of its kernels; they
- * cannot be launched afterwards. Modules with the same image share one loaded copy in a process.
+ * cannot be launched afterwards. Modules with the same image share one loaded copy in a process, so
+ * kernels keep nothing in global variables.
  */
 public final class CudaModule extends CudaResource {
 

@@ -2,11 +2,17 @@
 package org.djlx.nativeops.cuda;
 
 import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.regex.Pattern;
+import java.util.stream.Stream;
 import org.djlx.nativeops.NativeLibrary;
 import org.junit.jupiter.api.Test;
 
@@ -49,6 +55,22 @@ class KernelSourceTest {
                             assertEquals(operator + ".cu", source.name());
                             assertEquals(headers, source.headers().keySet());
                         });
+    }
+
+    /** All modules with the same kernels would share them: {@link CudaModule}. */
+    @Test
+    void kernelsKeepNothingInGlobalVariables() throws Exception {
+        Pattern variable = Pattern.compile("(?m)^(?:static )?__(?:device|managed)__ [^({]*[;=]");
+        assertTrue(variable.matcher("\n__device__ int counts[72];\n").find());
+        Path sources = Path.of(NativeLibrary.class.getResource("element.cuh").toURI()).getParent();
+        List<Path> files;
+        try (Stream<Path> all = Files.walk(sources)) {
+            files = all.filter(file -> file.toString().matches(".*\\.cuh?")).toList();
+        }
+        assertTrue(files.size() > 10, sources.toString());
+        for (Path file : files) {
+            assertFalse(variable.matcher(Files.readString(file)).find(), file.toString());
+        }
     }
 
     @Test
