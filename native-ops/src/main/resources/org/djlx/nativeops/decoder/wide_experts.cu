@@ -140,7 +140,7 @@ struct ExpertTile {
   __device__ __forceinline__ explicit ExpertTile(const ExpertTiles& all)
       : args(all.matmul), weight(all.weights), sorted_pairs(all.sorted_pairs), tile(0), first_row(0), rows(0) {
     wait_for_primary();
-    // An expert has `tiles` adjacent blocks for each chunk, so this is one of the expert's chunks. It tells which blocks the expert has.
+    // An expert has `tiles` adjacent blocks for each of its chunks. So this chunk is one of the expert's, and says which blocks these are.
     u32 tiles = all.tiles, some_chunk = blockIdx.x / tiles;
     if (some_chunk >= *all.chunk_count) return;
     const WideChunk& some = all.chunks[some_chunk];
@@ -150,7 +150,7 @@ struct ExpertTile {
     weight += chunk.expert;
     first_row = chunk.first;
     rows = chunk.count;
-    // The host has written the map by ordinary stores.
+    // The map was copied to global memory; TMA must see it.
     asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(weight) : "memory");
     fence_async();  // The previous kernel has written x by ordinary stores.
   }
@@ -165,7 +165,7 @@ struct ExpertTile {
     if (work.rows > 0) wide_matmul<chunk_rows, columns, 1>(work);                                            \
   }
 
-// chunk_rows, columns of a tile; WideExperts.java reads these lines. All have the same number of columns.
+// chunk_rows, columns of a tile; WideExperts.java reads these lines. All have the same number of columns, as the tensor maps of the weights do.
 EXPERT_TILES(64, 256)
 EXPERT_TILES(128, 256)
 

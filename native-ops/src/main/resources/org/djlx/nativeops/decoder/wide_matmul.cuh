@@ -3,8 +3,8 @@
 // are in float32 (e4m3: see below), rounded once. wide_matmul.cu multiplies by one weight, wide_experts.cu by those of several experts.
 //
 // Terms
-//   tile        COLUMNS rows of the weight, so COLUMNS columns of x weight^T: the right operand of wgmma. The left operand is ROWS rows
-//               of x
+//   tile        COLUMNS rows of the weight, so COLUMNS columns of x weight^T. A thread block multiplies it by up to ROWS rows of x; a wgmma
+//               multiplies 64 of these rows, its left operand, by half of the columns
 //   k-block     BOX_BYTES bytes of each row of the tile and of x
 //   cluster     CLUSTER thread blocks that share a tile and divide k. Each multiplies a range of the k-blocks, then adds up the sums of
 //               all blocks for some of the columns, and stores them. Smaller tiles without clusters would also use all SMs, but copy x
@@ -14,14 +14,15 @@
 //   warp group  4 warps; they multiply GROUP_ROWS rows
 //
 // Threads: two warp groups multiply. If ROWS is 64, each takes half of the columns; if it is 128, half of the rows. One more thread copies
-// k-blocks into a ring of stages. It copies the first weights before it waits for the previous kernel, which does not write them.
+// k-blocks into a ring of stages. It copies the first weights before it waits until x is complete
+// (wide_experts.cu: after it has waited).
 //
 // Shared memory: a ring takes more than half of an SM's, so an SM runs one block, and the blocks spread over all SMs. The rest has room
 // for blocks of a norm or attention, the previous or next kernel, which run while the ring fills.
 //
 // Precision of e4m3: tensor cores sum a k-block in the few bits of Float8 (hopper.cuh); the k-blocks are added in float32.
 //
-// Invariant: bit for bit, a row of the result depends only on its row of x, the weight, the bias and CLUSTER.
+// Invariant: bit for bit, a row of the result depends only on its row of x, the weight, their scales, the bias, the row's addend and CLUSTER.
 //
 // Compiled with
 //   TYPE         Float16 or Bfloat16
@@ -87,7 +88,7 @@ __device__ __forceinline__ u32 quarter_row(const WideMatmul& args, u32 tile, u32
   return args.gated ? quarter % 2 * (u32)args.width + (tile * 2 + quarter / 2) * QUARTER : (tile * 4 + quarter) * QUARTER;
 }
 
-// Copies the k-blocks from `begin` up to `end` through the ring. One thread calls it. It waits for the previous kernel after the weights of
+// Copies the k-blocks from `begin` up to `end` through the ring. One thread calls it. It waits until x is complete after the weights of
 // the first k-blocks, as many as the ring has stages.
 template <int ROWS, int COLUMNS, typename W>
 __device__ __forceinline__ void copy_k_blocks(const W& work, const Ring<ROWS, COLUMNS>& ring, u32 begin, u32 end) {
@@ -166,7 +167,7 @@ __device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const P
 // W is the work of a block, a tile of a weight times rows of x:
 //   args              a WideMatmul
 //   tile              index of the tile
-//   first_row, rows   the rows of x: first index and number, at most ROWS
+//   first_row, rows   the rows of x: first index and number, at most ROWS. With e4m3 or an addend the first one is 0
 //   load_weight(...)  loads a box of the weight: load_box without its tensor map
 //   output_row(b)     the row of the output for row first_row + b of x
 template <int ROWS, int COLUMNS, int CLUSTER, typename W>
@@ -267,7 +268,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
 
   // Step 3: scale, add and store.
   u32 width = args.width, outputs = args.gated ? 2 * width : width;
-  u32 first_row = x_row + warp % 4 * 16 + lane / 4;  // The thread's rows are this one and the one 8 below.
+  u32 thread_row = x_row + warp % 4 * 16 + lane / 4;  // The thread's rows are this one and the one 8 below.
   u32 half_columns = args.gated ? COLUMNS / 4 : COLUMNS / 2;  // of the output
   auto position = [&](int pass, int i) {
     u32 sum = rank * OWN_SUMS + i, half = first_half + pass, in_quarter = sum / 4 * 8 + lane % 4 * 2;
@@ -277,7 +278,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
   if (E4M3) {
     float x_scales[2];  // of the thread's rows
 #pragma unroll
-    for (int r = 0; r < 2; r++) x_scales[r] = first_row + r * 8 < work.rows ? args.x_scales[first_row + r * 8] : 0;
+    for (int r = 0; r < 2; r++) x_scales[r] = thread_row + r * 8 < work.rows ? args.x_scales[thread_row + r * 8] : 0;
     barrier<1, CONSUMERS>();  // `scales` are complete
     for_sums(own, position, [&](float* even, float* odd, const Position& at) {
 #pragma unroll
@@ -297,10 +298,10 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
   if (args.addend.elements) {
     bool adapted[2];  // the thread's rows
 #pragma unroll
-    for (int r = 0; r < 2; r++) adapted[r] = first_row + r * 8 < work.rows && args.addend.adapted[first_row + r * 8];
+    for (int r = 0; r < 2; r++) adapted[r] = thread_row + r * 8 < work.rows && args.addend.adapted[thread_row + r * 8];
     // Loads everything before the first store, or each load would wait for the one before it.
     for_sums(own, position, [&](float* even, float* odd, const Position& at) {
-      const float* from = args.addend.elements + (u64)(first_row + at.row * 8) * outputs;
+      const float* from = args.addend.elements + (u64)(thread_row + at.row * 8) * outputs;
       bool there = adapted[at.row] && at.column < width;
       u32 other = odd_column<COLUMNS>(args, at.column);
       add(even, there ? *(const float2*)(from + at.column) : make_float2(0, 0));
@@ -310,7 +311,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
   Bits* to[2];  // the thread's rows
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    u32 row = first_row + r * 8;
+    u32 row = thread_row + r * 8;
     to[r] = row < work.rows ? args.output + work.output_row(row) * args.stride : nullptr;
   }
   for_sums(own, position, [&](float* even, float* odd, const Position& at) { store<COLUMNS>(args, to[at.row], at.column, even, odd); });

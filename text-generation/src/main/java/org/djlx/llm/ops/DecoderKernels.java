@@ -33,7 +33,7 @@ import org.djlx.nativeops.torch.ScalarType;
  */
 final class DecoderKernels implements AutoCloseable {
 
-    /** The largest number of rows of a step, which are the sequences of a batch. */
+    /** The largest number of rows of a step: its tokens. */
     static final int MAX_ROWS = 256;
 
     /** The largest number of rows of {@link #matmul} at a time, for weights of 16 bits. */
@@ -42,7 +42,7 @@ final class DecoderKernels implements AutoCloseable {
     /** The largest number of rows of {@link #matmul} at a time, for weights of 8 or 4 bits. */
     static final int QUANTIZED_ROWS = 32;
 
-    /** The tokens of a sequence that one thread block of the attention reads. */
+    /** The tokens of a chunk of a sequence, which a thread block of attention reads. */
     static final int CHUNK = 128;
 
     /** The floats that a chunk writes in addition to the elements of a head. */

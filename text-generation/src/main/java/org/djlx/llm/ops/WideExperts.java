@@ -36,7 +36,7 @@ import org.djlx.nativeops.torch.Torch;
  */
 final class WideExperts implements AutoCloseable {
 
-    /** The largest number of rows times chosen experts at a time. More are computed in parts. */
+    /** The most rows times chosen experts of a launch. More are computed in parts. */
     static final int MAX_PAIRS = 32768;
 
     private static final KernelSource SOURCE = DecoderKernels.source("wide_experts.cu");
@@ -68,7 +68,7 @@ final class WideExperts implements AutoCloseable {
     private record Weights(NDArray gateUp, NDArray down) {}
 
     /**
-     * The memory of a mixture.
+     * The buffers of a launch.
      *
      * @param weights the router's weight for each pair, in float32
      * @param ints chunk_count, experts_of_pairs, sorted_pairs, chunks
@@ -93,7 +93,7 @@ final class WideExperts implements AutoCloseable {
     /**
      * Compiles the kernels for float16 or bfloat16. Kernels run on the current stream.
      *
-     * @param manager owns the memory that is kept
+     * @param manager owns counters and tensor maps
      */
     WideExperts(
             CudaDevice device,
@@ -133,7 +133,7 @@ final class WideExperts implements AutoCloseable {
         return "-DTYPE=" + DecoderKernels.TYPES.get(type);
     }
 
-    /** Adds the experts of a router; their weights stay where they are. */
+    /** Adds the experts of a router. Their weights must stay where they are. */
     void add(ModelWeights.Linear router, List<ModelWeights.Mlp> experts) {
         NDArray gateUp = maps(experts, ModelWeights.Mlp::gateUp);
         weights.put(router, new Weights(gateUp, maps(experts, ModelWeights.Mlp::down)));
@@ -166,7 +166,7 @@ final class WideExperts implements AutoCloseable {
     }
 
     /**
-     * Returns this rank's part of the results of a mixture, of the shape of x.
+     * Returns this rank's partial sums of a mixture, of the shape of x.
      *
      * @param x of shape (rows, hidden), contiguous; its manager owns the result
      * @param logits of shape (rows, experts), contiguous

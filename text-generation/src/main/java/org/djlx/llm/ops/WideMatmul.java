@@ -64,10 +64,10 @@ final class WideMatmul {
         }
 
         /**
-         * Returns the rows that the busiest SM reads: rows of the weight, and half of the rows of
-         * x, which come from L2. An SM runs one thread block at a time. x counts as {@value
-         * #MAX_ROWS} rows whatever its number, so every number of rows gets the same cluster, hence
-         * the same bits.
+         * Returns the rows that the busiest SM reads: those of the weight, and those of x at half
+         * weight, because they come from L2. An SM runs one thread block at a time. x always counts
+         * as {@value #MAX_ROWS} rows, so every number of rows gets the same cluster, hence the same
+         * bits.
          */
         double cost(long weightRows, int multiprocessors) {
             long waves = ceilDiv(blocks(weightRows), multiprocessors);
