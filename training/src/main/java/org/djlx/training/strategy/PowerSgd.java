@@ -38,8 +38,8 @@ import org.djlx.training.internal.Replica;
  */
 public final class PowerSgd implements GradientHook {
 
-    // Far below any gradient: it gives columns of zeros a direction, and leaves others alone.
-    private static final double TINY = 1e-12;
+    // What a column keeps of its length if it depends on earlier columns: rounding errors.
+    private static final double ROUNDING = 1e-5;
 
     /** The state of one gradient's matrix on this rank. */
     private static final class Factors {
@@ -47,7 +47,7 @@ public final class PowerSgd implements GradientHook {
         private final NDArray error; // the part not sent yet, in the gradient's shape
         private final NDArray matrix; // a view of error
         private final NDArray q;
-        private final NDArray directions; // added to P's columns, times TINY
+        private final NDArray directions; // that replace columns of P
 
         Factors(NDManager manager, NDArray gradient, int rank, Random random) {
             DataType type = gradient.getDataType();
@@ -56,7 +56,6 @@ public final class PowerSgd implements GradientHook {
             matrix = attached(manager, error.reshape(rows, -1));
             q = normal(manager, matrix.getShape().get(1), rank, random).toType(type, false);
             directions = normal(manager, rows, rank, random).toType(type, false);
-            directions.muli(TINY);
         }
 
         private static NDArray normal(NDManager manager, long rows, int columns, Random random) {
@@ -176,23 +175,32 @@ public final class PowerSgd implements GradientHook {
     }
 
     /**
-     * Makes columns orthonormal by the Gram-Schmidt process. A second pass for each column, because
-     * after the first a column that depends on earlier ones is only rounding errors. {@code
-     * directions} replace columns of zeros.
+     * Makes columns orthonormal by the Gram-Schmidt process, with a second pass for each column. A
+     * column that depends on earlier ones is only rounding errors after the first pass, which may
+     * depend on them, too: a column of {@code directions} replaces it.
      */
     private static void orthogonalize(NDArray columns, NDArray directions) {
         try (NDManager temporary = columns.getManager().newSubManager()) {
             for (int k = 0; k < columns.getShape().get(1); k++) {
                 NDArray column = attached(temporary, Torch.narrow(columns, 1, k, 1));
                 NDArray before = attached(temporary, Torch.narrow(columns, 1, 0, k));
-                for (int pass = 0; pass < 2; pass++) {
-                    if (k > 0) {
-                        column.subi(before.matMul(before.transpose().matMul(column)));
-                    }
-                    column.addi(attached(temporary, Torch.narrow(directions, 1, k, 1)));
-                    column.divi(column.norm());
-                }
+                NDArray length = column.norm();
+                project(column, before);
+                NDArray isDependent =
+                        column.norm().lte(length.mul(ROUNDING)).toType(column.getDataType(), false);
+                NDArray direction = attached(temporary, Torch.narrow(directions, 1, k, 1));
+                column.muli(isDependent.mul(-1).add(1)).addi(direction.mul(isDependent));
+                column.divi(column.norm());
+                project(column, before);
+                column.divi(column.norm());
             }
+        }
+    }
+
+    /** Subtracts what a column has of earlier, orthonormal columns. */
+    private static void project(NDArray column, NDArray before) {
+        if (before.getShape().get(1) > 0) {
+            column.subi(before.matMul(before.transpose().matMul(column)));
         }
     }
 
