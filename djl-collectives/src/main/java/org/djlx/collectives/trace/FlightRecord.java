@@ -47,7 +47,7 @@ final class FlightRecord implements OperationTrace {
         begun = true;
         state = State.STARTED;
         try {
-            if (CollectiveEvent.isWanted()) {
+            if (isEventWanted()) {
                 event = CollectiveEvent.begin(startedNanos - scheduledNanos);
             }
         } catch (RuntimeException | Error e) {
@@ -61,7 +61,7 @@ final class FlightRecord implements OperationTrace {
         exception = failure == null ? null : FailureText.message(failure);
         state = failure == null ? State.COMPLETED : State.FAILED;
         try {
-            if (event == null && CollectiveEvent.isWanted()) {
+            if (event == null && isEventWanted()) {
                 event = CollectiveEvent.begin(0); // It was never started: it has no duration.
             }
             if (event != null) {
@@ -72,6 +72,11 @@ final class FlightRecord implements OperationTrace {
             DumpWriter.lost("the event of an operation", e);
         }
         return failure == null ? null : group.failed(operation, failure, exception);
+    }
+
+    /** Loads the event's class, which takes 65 ms, only if JFR is in use. */
+    private static boolean isEventWanted() {
+        return jdk.jfr.FlightRecorder.isInitialized() && CollectiveEvent.isWanted();
     }
 
     /**
