@@ -2,13 +2,18 @@
 package org.djlx.nativeops;
 
 import java.io.IOException;
+import java.net.MalformedURLException;
+import java.net.URL;
 import java.nio.channels.FileChannel;
 import java.nio.file.Path;
 import java.nio.file.StandardOpenOption;
+import java.util.List;
 import org.bytedeco.cuda.global.cublas;
 import org.bytedeco.cuda.global.cudart;
 import org.bytedeco.javacpp.BytePointer;
 import org.bytedeco.javacpp.Loader;
+import org.bytedeco.javacpp.annotation.Platform;
+import org.bytedeco.javacpp.annotation.Properties;
 
 /** Loads JavaCPP's presets for CUDA, if the driver works, and for cuBLASLt. */
 final class CudaPresetsProbe {
@@ -17,6 +22,7 @@ final class CudaPresetsProbe {
 
     static void cuda() {
         require(NativeLibrary.CUDA);
+        NativeLibrary.LIBTORCH.isAvailable(); // Loads libtorch, whose CUDA the presets will use.
         try {
             Presets.load();
         } catch (NoClassDefFoundError e) {
@@ -74,6 +80,7 @@ final class CudaPresetsProbe {
             }
             locked(
                     () -> {
+                        useLoaded(org.bytedeco.cuda.presets.cudart.class);
                         Loader.load(cudart.class);
                         // Loads JavaCPP's own library, which is in a separate jar.
                         new BytePointer(1L).close();
@@ -81,7 +88,32 @@ final class CudaPresetsProbe {
         }
 
         static void loadCublas() {
-            locked(() -> Loader.load(cublas.class));
+            locked(
+                    () -> {
+                        useLoaded(org.bytedeco.cuda.presets.cublas.class);
+                        Loader.load(cublas.class);
+                    });
+        }
+
+        /**
+         * Makes JavaCPP use the libraries that libtorch has loaded. By default it prefers those of
+         * /usr/local/cuda, and a process then has two of each, which takes time and memory.
+         */
+        private static void useLoaded(Class<?> presets) {
+            for (Platform platform : presets.getAnnotation(Properties.class).value()) {
+                for (String library : platform.link()) { // such as cublasLt@.13
+                    String name = "lib" + library.replace("@", ".so");
+                    List<String> loaded = LoadedLibraries.versionsOf(name);
+                    if (loaded.size() == 1) {
+                        try {
+                            URL[] urls = {Path.of(loaded.get(0)).toUri().toURL()};
+                            Loader.loadLibrary(Loader.class, urls, library);
+                        } catch (MalformedURLException | UnsatisfiedLinkError e) {
+                            continue; // JavaCPP searches as it does by default.
+                        }
+                    }
+                }
+            }
         }
     }
 

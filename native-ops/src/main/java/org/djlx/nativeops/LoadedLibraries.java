@@ -8,7 +8,7 @@ import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Map;
-import java.util.stream.Collectors;
+import java.util.function.Predicate;
 
 /** Finds libraries that this process has loaded by any means. */
 public final class LoadedLibraries {
@@ -24,20 +24,7 @@ public final class LoadedLibraries {
      * @throws UnsatisfiedLinkError if the library is not loaded, or loaded from several files
      */
     public static String find(String fileName) {
-        List<String> paths;
-        // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because its channel
-        // fails if the thread is interrupted.
-        try (BufferedReader maps =
-                new BufferedReader(new FileReader(MAPS, StandardCharsets.ISO_8859_1))) {
-            paths =
-                    maps.lines()
-                            .filter(line -> line.endsWith("/" + fileName))
-                            .map(line -> line.substring(line.indexOf('/')))
-                            .distinct()
-                            .collect(Collectors.toList());
-        } catch (IOException e) {
-            throw linkError("cannot read " + MAPS + " to find " + fileName, e);
-        }
+        List<String> paths = paths(fileName::equals);
         if (paths.isEmpty()) {
             throw new UnsatisfiedLinkError(fileName + " is not loaded in this process");
         }
@@ -45,8 +32,40 @@ public final class LoadedLibraries {
             throw new UnsatisfiedLinkError(
                     fileName + " is loaded more than once, from " + String.join(" and ", paths));
         }
-        String path = paths.get(0);
-        return new String(path.getBytes(StandardCharsets.ISO_8859_1), StandardCharsets.UTF_8);
+        return paths.get(0);
+    }
+
+    /**
+     * {@return the paths of loaded libraries with this file name, whatever digits and dots follow}
+     * Several if a library is loaded more than once.
+     *
+     * @param name such as {@code libcudart.so.13}, also for {@code libcudart.so.13.0.96}
+     */
+    static List<String> versionsOf(String name) {
+        return paths(
+                file ->
+                        file.startsWith(name)
+                                && file.chars()
+                                        .skip(name.length())
+                                        .allMatch(c -> c == '.' || Character.isDigit(c)));
+    }
+
+    /** Returns the paths of loaded files with such names. */
+    private static List<String> paths(Predicate<String> fileName) {
+        // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because its channel
+        // fails if the thread is interrupted.
+        try (BufferedReader maps =
+                new BufferedReader(new FileReader(MAPS, StandardCharsets.ISO_8859_1))) {
+            return maps.lines()
+                    .filter(line -> fileName.test(line.substring(line.lastIndexOf('/') + 1)))
+                    .map(line -> line.substring(line.indexOf('/')))
+                    .distinct()
+                    .map(path -> path.getBytes(StandardCharsets.ISO_8859_1))
+                    .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
+                    .toList();
+        } catch (IOException e) {
+            throw linkError("cannot read " + MAPS, e);
+        }
     }
 
     /** {@return the library of {@code src/main/cpp}} Fails if the jar was built without g++. */

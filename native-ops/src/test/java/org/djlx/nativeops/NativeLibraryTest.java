@@ -10,7 +10,10 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.List;
+import org.djlx.nativeops.cuda.Gpus;
 import org.djlx.nativeops.host.InterruptedProbe;
+import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -74,6 +77,9 @@ class NativeLibraryTest {
     void findsLoadedLibraries() {
         NativeLibrary.LIBTORCH.ensureAvailability();
         assertTrue(LoadedLibraries.find("libtorch_cpu.so").endsWith("/libtorch_cpu.so"));
+        assertEquals(
+                List.of(LoadedLibraries.find("libc.so.6")), LoadedLibraries.versionsOf("libc.so"));
+        assertEquals(List.of(), LoadedLibraries.versionsOf("libtorch"));
         var error =
                 assertThrows(
                         UnsatisfiedLinkError.class,
@@ -90,17 +96,34 @@ class NativeLibraryTest {
         } finally {
             assertTrue(Thread.interrupted());
         }
+        String output = run(InterruptedProbe.class);
+        assertTrue(output.contains("LIBTORCH: null, interrupted: true"), output);
+    }
+
+    /** A second file would cost time and memory; which one is used would depend on the order. */
+    @Test
+    @Tag("gpu")
+    void aProcessLoadsEachLibraryOfCudaFromOneFile() throws Exception {
+        Gpus.require(1);
+        String output = run(LoadedFiles.class);
+        List<String> lines = output.lines().filter(line -> line.startsWith("lib")).toList();
+        assertEquals(4, lines.size(), output);
+        lines.forEach(line -> assertTrue(line.matches(".*: \\[[^,]+]"), line));
+    }
+
+    /** Returns what the main class prints in another process. */
+    private static String run(Class<?> main) throws Exception {
         Process process =
                 new ProcessBuilder(
                                 System.getProperty("java.home") + "/bin/java",
                                 "-XX:TieredStopAtLevel=1",
                                 "-cp",
                                 System.getProperty("java.class.path"),
-                                InterruptedProbe.class.getName())
+                                main.getName())
                         .redirectErrorStream(true)
                         .start();
         String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
         assertEquals(0, process.waitFor(), output);
-        assertTrue(output.contains("LIBTORCH: null, interrupted: true"), output);
+        return output;
     }
 }
