@@ -162,7 +162,7 @@ struct ExpertTile {
   extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                   \
       expert_tiles_##chunk_rows##_##columns(const __grid_constant__ ExpertTiles args) {                      \
     ExpertTile work(args);                                                                                   \
-    if (work.rows > 0) wide_matmul<chunk_rows, columns, 1>(work);                                            \
+    if (work.rows > 0) wide_matmul<chunk_rows, columns, 1, 1>(work);                                          \
   }
 
 // chunk_rows, columns of a tile; WideExperts.java reads these lines. All have the same number of columns, as the tensor maps of the weights do.

@@ -2,32 +2,70 @@
 #include "decoder/wide_matmul.cuh"
 #include "hopper.cuh"
 
+const int HALF_SUMS = 128 * 64;  // CLUSTERS = 2: that a block adds up, at most
+
 // The work of a block: a tile of the weight times all rows.
+template <int CLUSTER, int CLUSTERS>
 struct WeightTile {
   const WideMatmul& args;
   u32 tile, first_row, rows;
 
-  __device__ __forceinline__ WeightTile(const WideMatmul& matmul, u32 cluster)
-      : args(matmul), tile(blockIdx.x / cluster), first_row(0), rows(matmul.batch) {}
+  __device__ __forceinline__ explicit WeightTile(const WideMatmul& matmul)
+      : args(matmul), tile(blockIdx.x / (CLUSTER * CLUSTERS)), first_row(0), rows(matmul.batch) {}
   __device__ __forceinline__ void load_weight(void* to, Barrier& loaded, int x, int y) const { load_box_once(to, args.weight, loaded, x, y); }
   __device__ __forceinline__ u64 output_row(u32 b) const { return b; }
+
+  template <int PASSES, int SUMS>
+  __device__ __forceinline__ bool add_half(float (&sums)[PASSES][2][SUMS]) const {
+    typedef float2 Half[PASSES][2][SUMS / 2][CONSUMERS * WARP];
+    static_assert(sizeof(Half) <= HALF_SUMS * sizeof(float), "a block adds up more than HALF_SUMS");
+    __shared__ bool is_last;
+    Half& own = *(Half*)(args.halves + blockIdx.x * (HALF_SUMS / 2));
+    const Half& other = *(const Half*)(args.halves + (blockIdx.x ^ CLUSTER) * (HALF_SUMS / 2));
+    for_pairs(sums, [&](float* two, int pass, int quarter, int i) { own[pass][quarter][i][threadIdx.x] = make_float2(two[0], two[1]); });
+    __threadfence();
+    barrier<1, CONSUMERS>();
+    if (threadIdx.x == 0) {
+      u32& written = args.halves_written[tile * CLUSTER + blockIdx.x % CLUSTER];
+      is_last = atomicAdd(&written, 1) == 1;
+      if (is_last) written = 0;
+      __threadfence();
+    }
+    barrier<1, CONSUMERS>();
+    if (!is_last) return false;
+    for_pairs(sums, [&](float* two, int pass, int quarter, int i) { add(two, __ldcg(&other[pass][quarter][i][threadIdx.x])); });
+    return true;
+  }
+
+ private:
+  template <int PASSES, int SUMS, typename F>
+  __device__ __forceinline__ static void for_pairs(float (&sums)[PASSES][2][SUMS], const F& f) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++)
+#pragma unroll
+      for (int quarter = 0; quarter < 2; quarter++)
+#pragma unroll
+        for (int i = 0; i < SUMS; i += 2) f(sums[pass][quarter] + i, pass, quarter, i / 2);
+  }
 };
 
 // With 64 rows of 16 bits a block takes at most half of an SM's registers, so blocks of other kernels can run beside it. e4m3 needs more.
-#define WIDE_MATMUL(rows, columns, cluster)                                                                                   \
+#define WIDE_MATMUL(rows, columns, cluster, clusters)                                                                         \
   extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(THREADS, rows == GROUP_ROWS && !E4M3 ? 2 : 1)  \
-      decode_wide_matmul_##rows##_##columns##_##cluster(const __grid_constant__ WideMatmul args) {                            \
-    wide_matmul<rows, columns, cluster>(WeightTile(args, cluster));                                                           \
+      decode_wide_matmul_##rows##_##columns##_##cluster##_##clusters(const __grid_constant__ WideMatmul args) {               \
+    wide_matmul<rows, columns, cluster, clusters>(WeightTile<cluster, clusters>(args));                                       \
   }
 
-// ROWS, COLUMNS, CLUSTER; WideMatmul.java reads these lines. Clusters of 4 are slow: an H100 runs only 30 at a time.
-WIDE_MATMUL(64, 64, 2)
-WIDE_MATMUL(64, 128, 2)
-WIDE_MATMUL(64, 224, 1)
-WIDE_MATMUL(64, 224, 2)
+// ROWS, COLUMNS, CLUSTER, CLUSTERS; WideMatmul.java reads these lines. Clusters of 4 are slow: an H100 runs only 30 at a time.
+WIDE_MATMUL(64, 64, 2, 1)
+WIDE_MATMUL(64, 128, 2, 1)
+WIDE_MATMUL(64, 128, 2, 2)
+WIDE_MATMUL(64, 224, 1, 1)
+WIDE_MATMUL(64, 224, 2, 1)
 #if WEIGHT_BITS == 16
-WIDE_MATMUL(128, 64, 2)
-WIDE_MATMUL(128, 128, 2)
-WIDE_MATMUL(128, 224, 1)
-WIDE_MATMUL(128, 224, 2)
+WIDE_MATMUL(128, 64, 2, 1)
+WIDE_MATMUL(128, 128, 2, 1)
+WIDE_MATMUL(128, 128, 2, 2)
+WIDE_MATMUL(128, 224, 1, 1)
+WIDE_MATMUL(128, 224, 2, 1)
 #endif

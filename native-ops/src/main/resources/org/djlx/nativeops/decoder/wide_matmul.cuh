@@ -9,6 +9,9 @@
 //   cluster     CLUSTER thread blocks that share a tile and divide k. Each multiplies a range of the k-blocks, then adds up the sums of
 //               all blocks for some of the columns, and stores them. Smaller tiles without clusters would also use all SMs, but copy x
 //               more often
+//   CLUSTERS    clusters that share a tile: 1, or 2, which have half of k each. Of the two blocks with the same columns, the last one to
+//               end adds the sums of both and stores them. A cluster of 4 would not need memory for this, but a GPU runs too few of
+//               these at a time
 //   quarter     a quarter of the tile's columns. Gated: 0 and 2 are gates, 1 and 3 their values
 //   half        quarters 0 and 1, or 2 and 3. The thread that has a column of the even quarter has the same column of the odd one
 //   warp group  4 warps; they multiply GROUP_ROWS rows
@@ -22,7 +25,8 @@
 //
 // Precision of e4m3: tensor cores sum a k-block in the few bits of Float8 (hopper.cuh); the k-blocks are added in float32.
 //
-// Invariant: bit for bit, a row of the result depends only on its row of x, the weight, their scales, the bias, the row's addend and CLUSTER.
+// Invariant: bit for bit, a row of the result depends only on its row of x, the weight, their scales, the bias, the row's addend, CLUSTER
+// and CLUSTERS.
 //
 // Compiled with
 //   TYPE         Float16 or Bfloat16
@@ -50,6 +54,9 @@ struct WideMatmul {
   u64 stride;
   u64 gated;         // 0 or 1
   Addend addend;
+  // CLUSTERS = 2; only one launch at a time uses this memory:
+  float2* halves;       // of each block the sums that it adds up, HALF_SUMS / 2 pairs
+  u32* halves_written;  // of each two blocks with the same columns, how many have written their sums; 0 before and after a launch
 };
 
 #if WEIGHT_BITS == 8
@@ -170,7 +177,8 @@ __device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const P
 //   first_row, rows   the rows of x: first index and number, at most ROWS. With e4m3 or an addend the first one is 0
 //   load_weight(...)  loads a box of the weight: load_box without its tensor map
 //   output_row(b)     the row of the output for row first_row + b of x
-template <int ROWS, int COLUMNS, int CLUSTER, typename W>
+//   add_half(sums)    CLUSTERS = 2: adds the sums of the other half of k; returns false if the other block of these columns will do it
+template <int ROWS, int COLUMNS, int CLUSTER, int CLUSTERS, typename W>
 __device__ __forceinline__ void wide_matmul(const W& work) {
   const WideMatmul& args = work.args;
   const int STAGES = Ring<ROWS, COLUMNS>::STAGES;
@@ -183,8 +191,9 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
   __shared__ __align__(8) float scales[2][2][COLUMNS / 4];  // E4M3: of the rows of the weight, by half and quarter
   Ring<ROWS, COLUMNS> ring = {(StageMemory<ROWS, COLUMNS>*)memory, loaded, emptied};
   u32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-  u32 tile = work.tile, rank = blockIdx.x % CLUSTER;
-  u32 k_blocks = ((u32)args.depth + K - 1) / K, begin = k_blocks * rank / CLUSTER, end = k_blocks * (rank + 1) / CLUSTER;
+  u32 tile = work.tile, rank = blockIdx.x % CLUSTER, part = blockIdx.x % (CLUSTER * CLUSTERS);
+  u32 k_blocks = ((u32)args.depth + K - 1) / K;
+  u32 begin = k_blocks * part / (CLUSTER * CLUSTERS), end = k_blocks * (part + 1) / (CLUSTER * CLUSTERS);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) {
       loaded[i].init(1);
@@ -264,6 +273,10 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
         for (int block = 0; block < CLUSTER; block++) sum += exchange[block][pass][i / OWN_SUMS][i % OWN_SUMS][threadIdx.x];
         own[pass][i / OWN_SUMS][i % OWN_SUMS] = sum;
       }
+  }
+
+  if constexpr (CLUSTERS == 2) {
+    if (!work.add_half(own)) return;
   }
 
   // Step 3: scale, add and store.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import ai.djl.ndarray.NDManager;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
@@ -123,7 +124,7 @@ final class DecoderKernels implements AutoCloseable {
     private final int maxSharedBytes; // of a thread block
     private final Model model;
     private final CudaModule chainModule; // null if the GPU is not of Hopper
-    private final WideMatmul wideMatmul; // null with weights of 4 bits, or if not of Hopper
+    private final CudaModule wideModule; // null with weights of 4 bits, or if not of Hopper
     private final LaunchSize sampleSize; // of a row
     private final List<CudaModule> modules = new ArrayList<>();
     private final CudaKernel embed;
@@ -189,11 +190,7 @@ final class DecoderKernels implements AutoCloseable {
                 modules.add(compiler.load(device, part.source, part.options));
             }
             chainModule = module(parts, MatmulChain.SOURCE);
-            CudaModule wide = module(parts, WideMatmul.SOURCE);
-            wideMatmul =
-                    wide == null
-                            ? null
-                            : new WideMatmul(device, wide, model.type, model.weights.bits());
+            wideModule = module(parts, WideMatmul.SOURCE);
             CudaModule module = modules.get(0);
             embed = module.kernel("decode_embed");
             attention = module.kernel("decode_attention");
@@ -303,11 +300,13 @@ final class DecoderKernels implements AutoCloseable {
     }
 
     /**
-     * Returns the matmul of many rows, valid as long as these kernels; null if weights have 4 bits
-     * or the GPU is not of Hopper.
+     * Returns a matmul of many rows, valid as long as these kernels and {@code manager}; null if
+     * weights have 4 bits or the GPU is not of Hopper.
      */
-    WideMatmul wideMatmul() {
-        return wideMatmul;
+    WideMatmul wideMatmul(NDManager manager) {
+        return wideModule == null
+                ? null
+                : new WideMatmul(device, wideModule, model.type, model.weights.bits(), manager);
     }
 
     static KernelSource source(String name) {

@@ -103,7 +103,7 @@ final class DecoderMatmuls implements AutoCloseable {
         this.stream = stream;
         this.batchInvariant = batchInvariant;
         kernels = gpu.kernels();
-        wideMatmul = kernels.wideMatmul();
+        wideMatmul = kernels.wideMatmul(manager);
         int ranks = group.worldSize();
         int hidden = config.hiddenSize();
         int attentionSize = model.queryHeads() * config.headSize();

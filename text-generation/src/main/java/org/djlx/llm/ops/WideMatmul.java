@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 package org.djlx.llm.ops;
 
+import ai.djl.ndarray.NDArray;
+import ai.djl.ndarray.NDManager;
+import ai.djl.ndarray.types.Shape;
 import java.util.Comparator;
 import java.util.List;
 import org.djlx.nativeops.NativeLibrary;
@@ -16,11 +19,12 @@ import org.djlx.nativeops.cuda.KernelStruct;
 import org.djlx.nativeops.cuda.LaunchSize;
 import org.djlx.nativeops.cuda.TensorMap;
 import org.djlx.nativeops.torch.ScalarType;
+import org.djlx.nativeops.torch.Torch;
 
 /**
  * Multiplies up to 128 rows by a weight in 16 bits, or up to 64 rows by one in e4m3, with {@code
  * wide_matmul.cu}. For Hopper GPUs. Bit for bit, a row of a product depends neither on the other
- * rows nor on their number. Not thread-safe.
+ * rows nor on their number. Launches run one after the other, on one stream. Not thread-safe.
  */
 final class WideMatmul {
 
@@ -40,38 +44,50 @@ final class WideMatmul {
     private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
     private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
     private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
+    private static final int HALF_BLOCKS = 144; // Hopper GPUs have up to 144 SMs
+    private static final int HALF_SUMS = CONSTANTS.value("HALF_SUMS");
     static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
+
+    /** What an SM reads in the time that two clusters take to add their sums. */
+    private static final int ADDING_BYTES = 96 << 10;
 
     private final ScalarType type; // of x and the weight
     private final int maxRows;
     private final int multiprocessors;
     private final List<Variant> variants;
+    private final NDArray halves; // halves, then halves_written
     private final KernelStruct struct = new KernelStruct(MATMUL.byteSize());
     private final KernelArguments arguments = new KernelArguments();
 
     /**
      * A variant of the kernel: the largest number of rows of x, 64 or {@value #MAX_ROWS}; the rows
-     * of the weight in a tile; the thread blocks that share a tile.
+     * of the weight in a tile; the thread blocks of a cluster, and the clusters, that share a tile.
      */
-    private record Variant(CudaKernel kernel, int rows, int columns, int cluster) {
+    private record Variant(CudaKernel kernel, int rows, int columns, int cluster, int clusters) {
 
         int sharedBytes() {
             return ringBytes(rows);
         }
 
         int blocks(long weightRows) {
-            return Math.toIntExact(ceilDiv(weightRows, columns) * cluster);
+            return Math.toIntExact(ceilDiv(weightRows, columns) * cluster * clusters);
         }
 
         /**
-         * Returns the rows that the busiest SM reads: those of the weight, and those of x at half
+         * Returns the bytes that the busiest SM reads: those of the weight, and those of x at half
          * weight, because they come from L2. An SM runs one thread block at a time. x always counts
-         * as {@value #MAX_ROWS} rows, so every number of rows gets the same cluster, hence the same
-         * bits.
+         * as {@value #MAX_ROWS} rows, so every number of rows gets the same clusters, hence the
+         * same bits.
          */
-        double cost(long weightRows, int multiprocessors) {
+        double cost(long weightRows, long rowBytes, int multiprocessors) {
             long waves = ceilDiv(blocks(weightRows), multiprocessors);
-            return (double) waves * (columns + MAX_ROWS / 2) / cluster;
+            double read = (double) rowBytes * (columns + MAX_ROWS / 2) / (cluster * clusters);
+            return waves * (read + (clusters - 1) * ADDING_BYTES);
+        }
+
+        boolean isFor(int xRows, long weightRows) {
+            int most = xRows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
+            return rows == most && (clusters == 1 || blocks(weightRows) <= HALF_BLOCKS);
         }
     }
 
@@ -80,7 +96,14 @@ final class WideMatmul {
         return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
     }
 
-    WideMatmul(CudaDevice device, CudaModule module, ScalarType type, int weightBits) {
+    /** Allocates and clears memory, on the current stream, which {@code manager} owns. */
+    WideMatmul(
+            CudaDevice device,
+            CudaModule module,
+            ScalarType type,
+            int weightBits,
+            NDManager manager) {
+        halves = manager.zeros(new Shape(HALF_BLOCKS, HALF_SUMS + 1));
         boolean e4m3 = weightBits == 8;
         this.type = e4m3 ? ScalarType.FLOAT8_E4M3FN : type;
         maxRows = e4m3 ? MAX_E4M3_ROWS : MAX_ROWS;
@@ -93,8 +116,9 @@ final class WideMatmul {
     }
 
     private static Variant load(CudaModule module, int[] call) {
-        String name = "decode_wide_matmul_%d_%d_%d".formatted(call[0], call[1], call[2]);
-        Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2]);
+        String name =
+                "decode_wide_matmul_%d_%d_%d_%d".formatted(call[0], call[1], call[2], call[3]);
+        Variant variant = new Variant(module.kernel(name), call[0], call[1], call[2], call[3]);
         variant.kernel.allowSharedMemory(variant.sharedBytes());
         variant.kernel.preferSharedMemory(); // as LoRA's kernels, or they cannot share an SM
         return variant;
@@ -108,11 +132,13 @@ final class WideMatmul {
         return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
     }
 
-    private Variant cheapest(int rows, long weightRows) {
-        int variantRows = rows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
+    private Variant cheapest(int rows, QuantizeKernels.Matrix weight) {
+        long rowBytes = weight.depth() * type.itemSize();
         return variants.stream()
-                .filter(variant -> variant.rows == variantRows)
-                .min(Comparator.comparingDouble(one -> one.cost(weightRows, multiprocessors)))
+                .filter(variant -> variant.isFor(rows, weight.rows()))
+                .min(
+                        Comparator.comparingDouble(
+                                one -> one.cost(weight.rows(), rowBytes, multiprocessors)))
                 .orElseThrow();
     }
 
@@ -135,7 +161,7 @@ final class WideMatmul {
             long output,
             long stride,
             DecoderKernels.Addend addend) {
-        Variant variant = cheapest(Math.toIntExact(x.rows()), weight.rows());
+        Variant variant = cheapest(Math.toIntExact(x.rows()), weight);
         putTensorMap("weight", weight, variant.columns / QUARTERS);
         putTensorMap("x", x, variant.rows);
         put("weight_scales", weight.scales());
@@ -148,6 +174,9 @@ final class WideMatmul {
         put("stride", stride);
         put("gated", gated ? 1 : 0);
         addend.putTo(this::put);
+        put("halves", Torch.dataPointer(halves));
+        long sums = (long) HALF_BLOCKS * HALF_SUMS;
+        put("halves_written", Torch.dataPointer(halves) + sums * Float.BYTES);
         LaunchSize size =
                 LaunchSize.of(variant.blocks(weight.rows()), THREADS)
                         .withShared(variant.sharedBytes());

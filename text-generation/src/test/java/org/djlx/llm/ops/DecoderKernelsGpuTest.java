@@ -18,6 +18,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.SplittableRandom;
+import java.util.function.IntConsumer;
 import java.util.stream.IntStream;
 import org.djlx.collectives.GpuTests;
 import org.djlx.fusedops.kernel.RmsNormKernels;
@@ -26,6 +27,7 @@ import org.djlx.llm.model.QuantizedReference;
 import org.djlx.nativeops.NativeLibrary;
 import org.djlx.nativeops.cuda.CudaAttribute;
 import org.djlx.nativeops.cuda.CudaDevice;
+import org.djlx.nativeops.cuda.CudaGraph;
 import org.djlx.nativeops.cuda.CudaStream;
 import org.djlx.nativeops.cuda.CurrentStreams;
 import org.djlx.nativeops.cuda.KernelCache;
@@ -35,6 +37,7 @@ import org.djlx.nativeops.torch.Torch;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Tag;
+import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.CsvSource;
@@ -138,7 +141,7 @@ class DecoderKernelsGpuTest {
         try (DecoderKernels kernels = kernels(type);
                 QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format)) {
             quantizer = quantize;
-            wideMatmul = kernels.wideMatmul();
+            wideMatmul = kernels.wideMatmul(manager);
             assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
             check(kernels, type, gated, 34, 2064);
             check(kernels, type, gated, 1002 * one, 1104);
@@ -146,6 +149,9 @@ class DecoderKernelsGpuTest {
             check(kernels, type, gated, 3002 * one, 528);
             check(kernels, type, gated, 7150 * one, 144);
             check(kernels, type, gated, 14300 * one, 144);
+            // Two clusters share a tile.
+            check(kernels, type, gated, 66 * one, weightBits == 8 ? 9232 : 4240);
+            check(kernels, type, gated, 1502 * one, weightBits == 8 ? 6256 : 4112);
             assertFalse(wideMatmul.isFor(mostRows() + 1, 34, 36));
             assertFalse(wideMatmul.isFor(9, 33, 36));
             assertFalse(wideMatmul.isFor(9, 34, 35));
@@ -163,7 +169,7 @@ class DecoderKernelsGpuTest {
         try (DecoderKernels kernels = kernels(type);
                 QuantizeKernels quantize = new QuantizeKernels(Device.gpu(0), type, format)) {
             quantizer = quantize;
-            wideMatmul = kernels.wideMatmul();
+            wideMatmul = kernels.wideMatmul(manager);
             assumeTrue(wideMatmul != null, "wide matmuls need a Hopper GPU");
             SplittableRandom random = new SplittableRandom(5);
             try (NDArray x = random(random, mostRows(), depth, type);
@@ -182,6 +188,62 @@ class DecoderKernelsGpuTest {
                         assertEquals(usual[i], unusual[i], "row " + i / stride);
                     }
                 }
+            }
+        }
+    }
+
+    /** As two models do, with tiles that two clusters share. */
+    @Test
+    void wideProductsOnTwoStreamsAtATimeAreThoseOfOneStream() {
+        use(16, 0);
+        ScalarType type = ScalarType.BFLOAT16;
+        int rows = 64;
+        int width = 528;
+        int depth = 16_384;
+        int launches = 200;
+        SplittableRandom random = new SplittableRandom(6);
+        NDArray weight = random(random, width, depth, type);
+        List<NDArray> outputs = new ArrayList<>(); // of a stream: a product for each launch
+        List<CudaGraph> graphs = new ArrayList<>();
+        try (DecoderKernels kernels = kernels(type);
+                CudaStream first = CudaStream.create(device);
+                CudaStream second = CudaStream.create(device)) {
+            List<CudaStream> both = List.of(first, second);
+            for (CudaStream stream : both) {
+                WideMatmul matmul = kernels.wideMatmul(manager);
+                assumeTrue(matmul != null, "wide matmuls need a Hopper GPU");
+                NDArray x = random(random, rows, depth, type);
+                NDArray output = Torch.empty(manager, new Shape(launches, rows * width), type);
+                outputs.add(output);
+                streams.get().synchronize();
+                IntConsumer launch =
+                        i ->
+                                matmul.launch(
+                                        stream,
+                                        false,
+                                        stored(x, manager),
+                                        stored(weight, manager),
+                                        0,
+                                        Torch.dataPointer(output.get(i)),
+                                        width,
+                                        DecoderKernels.Addend.NONE);
+                launch.accept(0);
+                stream.synchronize();
+                Runnable others = () -> IntStream.range(1, launches).forEach(launch);
+                graphs.add(CudaGraph.capture(stream, others));
+            }
+            IntStream.range(0, 2).forEach(i -> graphs.get(i).launch(both.get(i)));
+            both.forEach(CudaStream::synchronize);
+            graphs.forEach(CudaGraph::close);
+        }
+        for (NDArray output : outputs) {
+            float[] all = floats(output);
+            for (int i = 0; i < all.length; i++) {
+                int at = i;
+                assertEquals(
+                        all[i % (rows * width)],
+                        all[i],
+                        () -> "launch " + at / (rows * width) + ", " + at % (rows * width));
             }
         }
     }

@@ -256,7 +256,8 @@ class LoraKernelsGpuTest {
         NDArray product = array(rows, outputs + 2, before);
         NDArray few = Torch.empty(manager, new Shape(rows, width), type);
         NDArray wide = Torch.empty(manager, new Shape(rows, width), type);
-        boolean isWide = kernels.wideMatmul() != null && rows <= WideMatmul.MAX_ROWS;
+        WideMatmul wideMatmul = kernels.wideMatmul(manager);
+        boolean isWide = wideMatmul != null && rows <= WideMatmul.MAX_ROWS;
         QuantizeKernels.Matrix left = new QuantizeKernels.Matrix(16, xAddress, 0, rows, inputs);
         QuantizeKernels.Matrix right =
                 new QuantizeKernels.Matrix(16, weightAddress, 0, outputs, inputs);
@@ -282,16 +283,15 @@ class LoraKernelsGpuTest {
                             kernels.matmul(stream, rows, link, step.expand(outputs));
                             step.shrink(2, xAddress, inputs);
                             if (isWide) {
-                                kernels.wideMatmul()
-                                        .launch(
-                                                stream,
-                                                gated,
-                                                left,
-                                                right,
-                                                0,
-                                                Torch.dataPointer(wide),
-                                                width,
-                                                step.expand(outputs));
+                                wideMatmul.launch(
+                                        stream,
+                                        gated,
+                                        left,
+                                        right,
+                                        0,
+                                        Torch.dataPointer(wide),
+                                        width,
+                                        step.expand(outputs));
                             }
                             step.shrink(3, xAddress, inputs);
                             step.expandInto(Torch.dataPointer(product), outputs, outputs + 2);
