@@ -4,12 +4,17 @@ package org.djlx.nativeops.torch;
 import ai.djl.ndarray.NDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import java.util.function.Supplier;
+import org.djlx.nativeops.ContextLoader;
 
 /**
  * Runs code without recording gradients, as {@code torch.no_grad}. Switches the calling thread's
  * gradient mode off, and restores it afterwards.
  */
 public final class NoGradient {
+
+    static {
+        ContextLoader.pytorch(); // JniUtils does not load libtorch.
+    }
 
     private NoGradient() {}
 
