@@ -16,6 +16,8 @@ import java.util.ServiceLoader;
  */
 public final class ContextLoader {
 
+    private static volatile boolean isLoaded; // libtorch, by loadLibtorch
+
     private ContextLoader() {}
 
     @FunctionalInterface
@@ -58,6 +60,18 @@ public final class ContextLoader {
                     .forEach(provider -> found.putIfAbsent(provider.getClass(), provider));
         }
         return new ArrayList<>(found.values());
+    }
+
+    /**
+     * Loads libtorch unless this class has: for methods of DJL's JniUtils, which do not load it.
+     *
+     * @throws EngineException as {@link #pytorch} does
+     */
+    public static void loadLibtorch() {
+        if (!isLoaded) {
+            pytorch();
+            isLoaded = true;
+        }
     }
 
     /**

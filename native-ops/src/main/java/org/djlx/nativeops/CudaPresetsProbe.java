@@ -15,14 +15,13 @@ import org.bytedeco.javacpp.Loader;
 import org.bytedeco.javacpp.annotation.Platform;
 import org.bytedeco.javacpp.annotation.Properties;
 
-/** Loads JavaCPP's presets for CUDA, if the driver works, and for cuBLASLt. */
+/** Probes JavaCPP's presets for CUDA and cuBLASLt. Both need a working driver. */
 final class CudaPresetsProbe {
 
     private CudaPresetsProbe() {}
 
     static void cuda() {
         require(NativeLibrary.CUDA);
-        NativeLibrary.LIBTORCH.isAvailable(); // Loads libtorch, whose CUDA the presets will use.
         try {
             Presets.load();
         } catch (NoClassDefFoundError e) {
@@ -48,6 +47,7 @@ final class CudaPresetsProbe {
 
     static void cublasLt() {
         require(NativeLibrary.CUDA_PRESETS);
+        NativeLibrary.LIBTORCH.isAvailable(); // Loads it, so that the presets find its cuBLASLt.
         try {
             Presets.loadCublas();
         } catch (LinkageError e) {
@@ -96,8 +96,9 @@ final class CudaPresetsProbe {
         }
 
         /**
-         * Makes JavaCPP use the libraries that libtorch has loaded. By default it prefers those of
-         * /usr/local/cuda, and a process then has two of each, which takes time and memory.
+         * Makes JavaCPP use libraries of CUDA that this process has loaded, usually with libtorch.
+         * By default it prefers those of /usr/local/cuda, also if others are loaded already: a
+         * second copy takes time and memory.
          */
         private static void useLoaded(Class<?> presets) {
             for (Platform platform : presets.getAnnotation(Properties.class).value()) {
@@ -105,14 +106,19 @@ final class CudaPresetsProbe {
                     String name = "lib" + library.replace("@", ".so");
                     List<String> loaded = LoadedLibraries.versionsOf(name);
                     if (loaded.size() == 1) {
-                        try {
-                            URL[] urls = {Path.of(loaded.get(0)).toUri().toURL()};
-                            Loader.loadLibrary(Loader.class, urls, library);
-                        } catch (MalformedURLException | UnsatisfiedLinkError e) {
-                            continue; // JavaCPP searches as it does by default.
-                        }
+                        // With # JavaCPP tries no other file. If this one fails, such as in a
+                        // second class loader, Loader.load searches as it does by default.
+                        Loader.loadLibrary(Loader.class, urls(loaded.get(0)), library + "#");
                     }
                 }
+            }
+        }
+
+        private static URL[] urls(String path) {
+            try {
+                return new URL[] {Path.of(path).toUri().toURL()};
+            } catch (MalformedURLException e) {
+                throw new IllegalStateException(e);
             }
         }
     }

@@ -5,6 +5,7 @@ import com.sun.jna.Library;
 import java.io.BufferedReader;
 import java.io.FileReader;
 import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.util.List;
 import java.util.Map;
@@ -36,8 +37,8 @@ public final class LoadedLibraries {
     }
 
     /**
-     * {@return the paths of loaded libraries with this file name, whatever digits and dots follow}
-     * Several if a library is loaded more than once.
+     * {@return the paths of loaded libraries with this file name and any further version} Several
+     * if a library is loaded more than once.
      *
      * @param name such as {@code libcudart.so.13}, also for {@code libcudart.so.13.0.96}
      */
@@ -50,7 +51,7 @@ public final class LoadedLibraries {
                                         .allMatch(c -> c == '.' || Character.isDigit(c)));
     }
 
-    /** Returns the paths of loaded files with such names. */
+    /** Returns the paths of loaded files whose names the predicate accepts. */
     private static List<String> paths(Predicate<String> fileName) {
         // ISO 8859-1, because paths may be invalid UTF-8. Not Files.lines, because its channel
         // fails if the thread is interrupted.
@@ -63,8 +64,8 @@ public final class LoadedLibraries {
                     .map(path -> path.getBytes(StandardCharsets.ISO_8859_1))
                     .map(bytes -> new String(bytes, StandardCharsets.UTF_8))
                     .toList();
-        } catch (IOException e) {
-            throw linkError("cannot read " + MAPS, e);
+        } catch (IOException | UncheckedIOException e) {
+            throw linkError("cannot read " + MAPS + " to find libraries: " + e.getMessage(), e);
         }
     }
 

@@ -17,7 +17,7 @@ public enum NativeLibrary {
      * org.djlx.nativeops.cuda} calls the driver through them. Available only if {@link #CUDA} is.
      */
     CUDA_PRESETS(CudaPresetsProbe::cuda),
-    /** cuBLASLt, of the presets' CUDA version. */
+    /** cuBLASLt, of the presets' CUDA version. Probing it loads libtorch. */
     CUBLASLT(CudaPresetsProbe::cublasLt),
     /** NCCL 2. */
     NCCL(LibraryProbes::nccl),

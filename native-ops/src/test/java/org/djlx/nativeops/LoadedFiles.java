@@ -3,9 +3,7 @@ package org.djlx.nativeops;
 
 import java.util.List;
 
-/**
- * Prints from which files a process has loaded CUDA's libraries, after libtorch and the presets.
- */
+/** Loads libtorch, cuBLASLt and NVRTC, then prints the files of CUDA's libraries. */
 final class LoadedFiles {
 
     private LoadedFiles() {}

@@ -100,7 +100,7 @@ class NativeLibraryTest {
         assertTrue(output.contains("LIBTORCH: null, interrupted: true"), output);
     }
 
-    /** A second file would cost time and memory; which one is used would depend on the order. */
+    /** A second copy costs time and memory, and the order of loading decides which one is used. */
     @Test
     @Tag("gpu")
     void aProcessLoadsEachLibraryOfCudaFromOneFile() throws Exception {

@@ -82,10 +82,6 @@ public final class GradientScope implements GradientCollector {
 
     private static final ThreadLocal<GradientScope> CURRENT = new ThreadLocal<>();
 
-    static {
-        ContextLoader.pytorch(); // JniUtils does not load libtorch.
-    }
-
     private final Deque<Boundary> boundaries = new ArrayDeque<>(); // in reverse order of the calls
     // By an operator's output: the boundary that recorded the call.
     private final Map<NDArray, Boundary> makers = new IdentityHashMap<>();
@@ -148,6 +144,7 @@ public final class GradientScope implements GradientCollector {
     }
 
     private void enter() {
+        ContextLoader.loadLibtorch();
         CURRENT.set(this);
         ProcessExit.beginUse();
         memory.enter();

@@ -61,7 +61,7 @@ final class FlightRecord implements OperationTrace {
         exception = failure == null ? null : FailureText.message(failure);
         state = failure == null ? State.COMPLETED : State.FAILED;
         try {
-            if (event == null && isEventWanted()) {
+            if (!begun && isEventWanted()) {
                 event = CollectiveEvent.begin(0); // It was never started: it has no duration.
             }
             if (event != null) {
@@ -74,7 +74,7 @@ final class FlightRecord implements OperationTrace {
         return failure == null ? null : group.failed(operation, failure, exception);
     }
 
-    /** Loads the event's class, which takes 65 ms, only if JFR is in use. */
+    /** Asks JFR first: the event's class initialises JFR, which takes 65 ms. */
     private static boolean isEventWanted() {
         return jdk.jfr.FlightRecorder.isInitialized() && CollectiveEvent.isWanted();
     }

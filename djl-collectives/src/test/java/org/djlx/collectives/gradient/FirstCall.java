@@ -3,7 +3,7 @@ package org.djlx.collectives.gradient;
 
 import org.djlx.nativeops.torch.NoGradient;
 
-/** A program whose first call of DJL is one of a gradient scope, or of {@link NoGradient}. */
+/** Opens a gradient scope, or runs {@link NoGradient}, before any other call of DJL. */
 final class FirstCall {
 
     private FirstCall() {}

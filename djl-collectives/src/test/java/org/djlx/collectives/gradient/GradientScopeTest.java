@@ -59,7 +59,7 @@ class GradientScopeTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"scope", "no gradient"})
-    void aProgramMayBeginWithIt(String call) throws Exception {
+    void aProgramMayBeginWithAScope(String call) throws Exception {
         Process process =
                 new ProcessBuilder(
                                 System.getProperty("java.home") + "/bin/java",

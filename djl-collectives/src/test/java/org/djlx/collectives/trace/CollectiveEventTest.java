@@ -131,6 +131,28 @@ class CollectiveEventTest {
                 () -> events.get(1).toString());
     }
 
+    /** It would have a false duration. */
+    @Test
+    void anOperationThatStartedBeforeTheRecordingIsNoEvent() throws Exception {
+        List<ProcessGroup> groups = ProcessGroups.local("shm", 2, OPTIONS);
+        List<RecordedEvent> events;
+        try {
+            Work early = groups.get(0).barrier();
+            while (groups.get(0).flightRecorder().dump().lastStarted() < 1) {
+                Thread.sleep(1);
+            }
+            events =
+                    record(
+                            () -> {
+                                groups.get(1).barrier().await();
+                                early.await();
+                            });
+        } finally {
+            groups.forEach(ProcessGroup::destroy);
+        }
+        assertEquals(List.of(1), events.stream().map(event -> event.getInt("rank")).toList());
+    }
+
     private static boolean awaitFailure(Work work) {
         try {
             work.await();

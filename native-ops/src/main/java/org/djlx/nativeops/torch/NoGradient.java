@@ -12,10 +12,6 @@ import org.djlx.nativeops.ContextLoader;
  */
 public final class NoGradient {
 
-    static {
-        ContextLoader.pytorch(); // JniUtils does not load libtorch.
-    }
-
     private NoGradient() {}
 
     public static void run(Runnable body) {
@@ -27,6 +23,7 @@ public final class NoGradient {
     }
 
     public static <T> T get(Supplier<T> body) {
+        ContextLoader.loadLibtorch();
         if (!JniUtils.isGradMode()) {
             return body.get();
         }
