@@ -2,7 +2,7 @@
 #include "decoder/wide_matmul.cuh"
 #include "hopper.cuh"
 
-const int HALF_SUMS = 128 * 64;  // CLUSTERS = 2: that a block adds up, at most
+const int MAX_PARTIAL_SUMS = 128 * 64;  // of a block if CLUSTERS = 2: 128 rows and half of 128 columns
 
 // The work of a block: a tile of the weight times all rows.
 template <int CLUSTER, int CLUSTERS>
@@ -15,25 +15,28 @@ struct WeightTile {
   __device__ __forceinline__ void load_weight(void* to, Barrier& loaded, int x, int y) const { load_box_once(to, args.weight, loaded, x, y); }
   __device__ __forceinline__ u64 output_row(u32 b) const { return b; }
 
+  // Each block of the two writes its partial sums, then counts itself. The second one adds those of the first. It may be either block: a + b
+  // has the bits of b + a.
   template <int PASSES, int SUMS>
-  __device__ __forceinline__ bool add_half(float (&sums)[PASSES][2][SUMS]) const {
-    typedef float2 Half[PASSES][2][SUMS / 2][CONSUMERS * WARP];
-    static_assert(sizeof(Half) <= HALF_SUMS * sizeof(float), "a block adds up more than HALF_SUMS");
-    __shared__ bool is_last;
-    Half& own = *(Half*)(args.halves + blockIdx.x * (HALF_SUMS / 2));
-    const Half& other = *(const Half*)(args.halves + (blockIdx.x ^ CLUSTER) * (HALF_SUMS / 2));
-    for_pairs(sums, [&](float* two, int pass, int quarter, int i) { own[pass][quarter][i][threadIdx.x] = make_float2(two[0], two[1]); });
-    __threadfence();
+  __device__ __forceinline__ bool add_other_cluster(float (&sums)[PASSES][2][SUMS]) const {
+    typedef float2 Partial[PASSES][2][SUMS / 2][CONSUMERS * WARP];
+    static_assert(sizeof(Partial) <= MAX_PARTIAL_SUMS * sizeof(float), "a block has more than MAX_PARTIAL_SUMS");
+    static_assert(CLUSTER == 2, "^ finds the other block of the same columns");
+    __shared__ bool is_second;
+    Partial& own = *(Partial*)(args.partial_sums + blockIdx.x * (MAX_PARTIAL_SUMS / 2));
+    const Partial& other = *(const Partial*)(args.partial_sums + (blockIdx.x ^ CLUSTER) * (MAX_PARTIAL_SUMS / 2));
+    for_pairs(sums, [&](float* two, int pass, int odd, int i) { own[pass][odd][i][threadIdx.x] = make_float2(two[0], two[1]); });
     barrier<1, CONSUMERS>();
     if (threadIdx.x == 0) {
-      u32& written = args.halves_written[tile * CLUSTER + blockIdx.x % CLUSTER];
-      is_last = atomicAdd(&written, 1) == 1;
-      if (is_last) written = 0;
+      u32& written = args.partial_sums_written[tile * CLUSTER + blockIdx.x % CLUSTER];
+      __threadfence();
+      is_second = atomicAdd(&written, 1) == 1;
+      if (is_second) written = 0;
       __threadfence();
     }
     barrier<1, CONSUMERS>();
-    if (!is_last) return false;
-    for_pairs(sums, [&](float* two, int pass, int quarter, int i) { add(two, __ldcg(&other[pass][quarter][i][threadIdx.x])); });
+    if (!is_second) return false;
+    for_pairs(sums, [&](float* two, int pass, int odd, int i) { add(two, __ldcg(&other[pass][odd][i][threadIdx.x])); });
     return true;
   }
 
@@ -43,9 +46,9 @@ struct WeightTile {
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++)
 #pragma unroll
-      for (int quarter = 0; quarter < 2; quarter++)
+      for (int odd = 0; odd < 2; odd++)
 #pragma unroll
-        for (int i = 0; i < SUMS; i += 2) f(sums[pass][quarter] + i, pass, quarter, i / 2);
+        for (int i = 0; i < SUMS; i += 2) f(sums[pass][odd] + i, pass, odd, i / 2);
   }
 };
 

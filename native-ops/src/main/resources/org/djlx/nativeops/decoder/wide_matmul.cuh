@@ -1,17 +1,17 @@
-// Matmul of up to 128 rows on Hopper GPUs: output = x weight^T + bias. Gated: the weight has the rows of the gates, then those of the
-// values; output = silu(gates) * values, both with bias. x and the weight have 16 bits, or both are e4m3 with a scale for each row. Sums
-// are in float32 (e4m3: see below), rounded once. wide_matmul.cu multiplies by one weight, wide_experts.cu by those of several experts.
+// Matmul of up to 128 rows on Hopper GPUs: output = x weight^T + bias + addend. Gated: the weight has the rows of the gates, then those of
+// the values; output = silu(gates) * values, both with bias and addend. x and the weight have 16 bits, or both are e4m3 with a scale for
+// each row. Sums are in float32 (e4m3: see below), rounded once. wide_matmul.cu multiplies by one weight, wide_experts.cu by those of several experts.
 //
 // Terms
 //   tile        COLUMNS rows of the weight, so COLUMNS columns of x weight^T. A thread block multiplies it by up to ROWS rows of x; a wgmma
 //               multiplies 64 of these rows, its left operand, by half of the columns
 //   k-block     BOX_BYTES bytes of each row of the tile and of x
-//   cluster     CLUSTER thread blocks that share a tile and divide k. Each multiplies a range of the k-blocks, then adds up the sums of
-//               all blocks for some of the columns, and stores them. Smaller tiles without clusters would also use all SMs, but copy x
+//   cluster     CLUSTER thread blocks that share a tile and divide k. Each multiplies a range of the k-blocks, then adds up the cluster's
+//               sums of some columns, and stores them if CLUSTERS is 1. Smaller tiles without clusters would also use all SMs, but copy x
 //               more often
-//   CLUSTERS    clusters that share a tile: 1, or 2, which have half of k each. Of the two blocks with the same columns, the last one to
-//               end adds the sums of both and stores them. A cluster of 4 would not need memory for this, but a GPU runs too few of
-//               these at a time
+//   CLUSTERS    clusters that share a tile: 1, or 2, which divide k, too. Their sums are partial sums: of the two blocks with the same
+//               columns, the second one to end adds those of both and stores them. A cluster of 4 would not need memory for this, but
+//               a GPU runs too few of these at a time
 //   quarter     a quarter of the tile's columns. Gated: 0 and 2 are gates, 1 and 3 their values
 //   half        quarters 0 and 1, or 2 and 3. The thread that has a column of the even quarter has the same column of the odd one
 //   warp group  4 warps; they multiply GROUP_ROWS rows
@@ -23,7 +23,7 @@
 // Shared memory: a ring takes more than half of an SM's, so an SM runs one block, and the blocks spread over all SMs. The rest has room
 // for blocks of a norm or attention, the previous or next kernel, which run while the ring fills.
 //
-// Precision of e4m3: tensor cores sum a k-block in the few bits of Float8 (hopper.cuh); the k-blocks are added in float32.
+// Precision of e4m3: tensor cores sum a k-block with few bits (Float8 in hopper.cuh); the k-blocks are added in float32.
 //
 // Invariant: bit for bit, a row of the result depends only on its row of x, the weight, their scales, the bias, the row's addend, CLUSTER
 // and CLUSTERS.
@@ -54,9 +54,9 @@ struct WideMatmul {
   u64 stride;
   u64 gated;         // 0 or 1
   Addend addend;
-  // CLUSTERS = 2; only one launch at a time uses this memory:
-  float2* halves;       // of each block the sums that it adds up, HALF_SUMS / 2 pairs
-  u32* halves_written;  // of each two blocks with the same columns, how many have written their sums; 0 before and after a launch
+  // CLUSTERS = 2. Launches that share this memory must not overlap.
+  float2* partial_sums;       // MAX_PARTIAL_SUMS / 2 pairs for each block
+  u32* partial_sums_written;  // of each two blocks with the same columns: how many have written theirs; 0 before and after a launch
 };
 
 #if WEIGHT_BITS == 8
@@ -95,8 +95,8 @@ __device__ __forceinline__ u32 quarter_row(const WideMatmul& args, u32 tile, u32
   return args.gated ? quarter % 2 * (u32)args.width + (tile * 2 + quarter / 2) * QUARTER : (tile * 4 + quarter) * QUARTER;
 }
 
-// Copies the k-blocks from `begin` up to `end` through the ring. One thread calls it. It waits until x is complete after the weights of
-// the first k-blocks, as many as the ring has stages.
+// Copies the k-blocks from `begin` up to `end` through the ring. One thread calls it. It first fills the ring with weights, then waits
+// until x is complete.
 template <int ROWS, int COLUMNS, typename W>
 __device__ __forceinline__ void copy_k_blocks(const W& work, const Ring<ROWS, COLUMNS>& ring, u32 begin, u32 end) {
   const WideMatmul& args = work.args;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void for_sums(float (&sums)[PASSES][2][SUMS], const P
 //   first_row, rows   the rows of x: first index and number, at most ROWS. With e4m3 or an addend the first one is 0
 //   load_weight(...)  loads a box of the weight: load_box without its tensor map
 //   output_row(b)     the row of the output for row first_row + b of x
-//   add_half(sums)    CLUSTERS = 2: adds the sums of the other half of k; returns false if the other block of these columns will do it
+//   add_other_cluster(sums)  CLUSTERS = 2: adds the other cluster's partial sums; returns false if the other block will do it
 template <int ROWS, int COLUMNS, int CLUSTER, int CLUSTERS, typename W>
 __device__ __forceinline__ void wide_matmul(const W& work) {
   const WideMatmul& args = work.args;
@@ -276,7 +276,7 @@ __device__ __forceinline__ void wide_matmul(const W& work) {
   }
 
   if constexpr (CLUSTERS == 2) {
-    if (!work.add_half(own)) return;
+    if (!work.add_other_cluster(own)) return;
   }
 
   // Step 3: scale, add and store.

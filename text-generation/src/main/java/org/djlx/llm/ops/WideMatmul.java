@@ -24,7 +24,7 @@ import org.djlx.nativeops.torch.Torch;
 /**
  * Multiplies up to 128 rows by a weight in 16 bits, or up to 64 rows by one in e4m3, with {@code
  * wide_matmul.cu}. For Hopper GPUs. Bit for bit, a row of a product depends neither on the other
- * rows nor on their number. Launches run one after the other, on one stream. Not thread-safe.
+ * rows nor on their number. Launches must be on one stream: they share memory. Not thread-safe.
  */
 final class WideMatmul {
 
@@ -39,23 +39,23 @@ final class WideMatmul {
 
     private static final KernelConstants CONSTANTS = new KernelConstants(SOURCE);
     private static final KernelConstants.Layout MATMUL = CONSTANTS.struct("WideMatmul");
-    static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // of a row in a k-block
+    static final int BOX_BYTES = CONSTANTS.value("BOX_BYTES"); // bytes of a row of a k-block
     static final int THREADS = CONSTANTS.value("THREADS");
     private static final int FEW_ROWS = CONSTANTS.value("GROUP_ROWS"); // 64: the smaller variants
     private static final int RING_BYTES_64 = CONSTANTS.value("RING_BYTES_64");
     private static final int RING_BYTES_128 = CONSTANTS.value("RING_BYTES_128");
-    private static final int HALF_BLOCKS = 144; // Hopper GPUs have up to 144 SMs
-    private static final int HALF_SUMS = CONSTANTS.value("HALF_SUMS");
+    private static final int SHARING_BLOCKS = 144; // with clusters = 2, at most: SMs of a GPU
+    private static final int MAX_PARTIAL_SUMS = CONSTANTS.value("MAX_PARTIAL_SUMS"); // of a block
     static final int QUARTERS = 4; // of a tile's columns: a box of the weight has one
 
-    /** What an SM reads in the time that two clusters take to add their sums. */
+    /** As many bytes as an SM reads while two clusters add their sums. */
     private static final int ADDING_BYTES = 96 << 10;
 
     private final ScalarType type; // of x and the weight
     private final int maxRows;
     private final int multiprocessors;
     private final List<Variant> variants;
-    private final NDArray halves; // halves, then halves_written
+    private final NDArray partialSums; // with one more element a block, for partial_sums_written
     private final KernelStruct struct = new KernelStruct(MATMUL.byteSize());
     private final KernelArguments arguments = new KernelArguments();
 
@@ -74,10 +74,10 @@ final class WideMatmul {
         }
 
         /**
-         * Returns the bytes that the busiest SM reads: those of the weight, and those of x at half
-         * weight, because they come from L2. An SM runs one thread block at a time. x always counts
-         * as {@value #MAX_ROWS} rows, so every number of rows gets the same clusters, hence the
-         * same bits.
+         * Returns an estimate of the time, as the bytes that the busiest SM reads: those of the
+         * weight, half of those of x, which come from L2, and {@link #ADDING_BYTES} for two
+         * clusters. An SM runs one thread block at a time. x always counts as {@value #MAX_ROWS}
+         * rows, so every number of rows gets the same clusters, hence the same bits.
          */
         double cost(long weightRows, long rowBytes, int multiprocessors) {
             long waves = ceilDiv(blocks(weightRows), multiprocessors);
@@ -85,9 +85,11 @@ final class WideMatmul {
             return waves * (read + (clusters - 1) * ADDING_BYTES);
         }
 
-        boolean isFor(int xRows, long weightRows) {
+        boolean isFor(int xRows, long weightRows, long rowBytes) {
             int most = xRows <= FEW_ROWS ? FEW_ROWS : MAX_ROWS;
-            return rows == most && (clusters == 1 || blocks(weightRows) <= HALF_BLOCKS);
+            boolean hasKBlockForEach = rowBytes >= (long) cluster * clusters * BOX_BYTES;
+            boolean canShare = blocks(weightRows) <= SHARING_BLOCKS && hasKBlockForEach;
+            return rows == most && (clusters == 1 || canShare);
         }
     }
 
@@ -96,14 +98,14 @@ final class WideMatmul {
         return rows == FEW_ROWS ? RING_BYTES_64 : RING_BYTES_128;
     }
 
-    /** Allocates and clears memory, on the current stream, which {@code manager} owns. */
+    /** Allocates 5 MB, which {@code manager} owns, and clears it on the current stream. */
     WideMatmul(
             CudaDevice device,
             CudaModule module,
             ScalarType type,
             int weightBits,
             NDManager manager) {
-        halves = manager.zeros(new Shape(HALF_BLOCKS, HALF_SUMS + 1));
+        partialSums = manager.zeros(new Shape(SHARING_BLOCKS, MAX_PARTIAL_SUMS + 1));
         boolean e4m3 = weightBits == 8;
         this.type = e4m3 ? ScalarType.FLOAT8_E4M3FN : type;
         maxRows = e4m3 ? MAX_E4M3_ROWS : MAX_ROWS;
@@ -135,7 +137,7 @@ final class WideMatmul {
     private Variant cheapest(int rows, QuantizeKernels.Matrix weight) {
         long rowBytes = weight.depth() * type.itemSize();
         return variants.stream()
-                .filter(variant -> variant.isFor(rows, weight.rows()))
+                .filter(variant -> variant.isFor(rows, weight.rows(), rowBytes))
                 .min(
                         Comparator.comparingDouble(
                                 one -> one.cost(weight.rows(), rowBytes, multiprocessors)))
@@ -143,10 +145,11 @@ final class WideMatmul {
     }
 
     /**
-     * Computes {@code output = x weightᵀ + bias}, or {@code silu(x gatesᵀ) * (x valuesᵀ)} with
-     * biases of both. Programmatic dependent launch: the weight and its scales are read while the
-     * previous kernel still runs, so they must be complete before that kernel starts. Arrays are
-     * given by address: x and the weight are aligned to 16 bytes, the output to 4.
+     * Computes {@code output = x weightᵀ + bias + addend}, or {@code silu(x gatesᵀ) * (x valuesᵀ)}
+     * with bias and addend of both. Programmatic dependent launch: the weight and its scales are
+     * read while the previous kernel still runs, so they must be complete before that kernel
+     * starts. Arrays are given by address: x and the weight are aligned to 16 bytes, the output to
+     * 4.
      *
      * @param gated whether the weight holds the rows of the gates, then as many of the values
      * @param x the rows, as many as {@link #isFor} allows; a scale for each if in e4m3
@@ -174,9 +177,9 @@ final class WideMatmul {
         put("stride", stride);
         put("gated", gated ? 1 : 0);
         addend.putTo(this::put);
-        put("halves", Torch.dataPointer(halves));
-        long sums = (long) HALF_BLOCKS * HALF_SUMS;
-        put("halves_written", Torch.dataPointer(halves) + sums * Float.BYTES);
+        long sums = (long) SHARING_BLOCKS * MAX_PARTIAL_SUMS;
+        put("partial_sums", Torch.dataPointer(partialSums));
+        put("partial_sums_written", Torch.dataPointer(partialSums) + sums * Float.BYTES);
         LaunchSize size =
                 LaunchSize.of(variant.blocks(weight.rows()), THREADS)
                         .withShared(variant.sharedBytes());

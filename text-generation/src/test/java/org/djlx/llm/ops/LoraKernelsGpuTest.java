@@ -185,6 +185,7 @@ class LoraKernelsGpuTest {
         "BFLOAT16, 8, 3, 2056",
         "FLOAT16, 16, 3, 2056",
         "BFLOAT16, 64, 3, 2056",
+        "BFLOAT16, 16, 100, 9232",
         "BFLOAT16, 1, 32, 2056",
         "FLOAT16, 8, 32, 2056",
         "BFLOAT16, 16, 32, 2056",
