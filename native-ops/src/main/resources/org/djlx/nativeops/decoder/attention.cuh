@@ -1,7 +1,7 @@
 // Attention of new tokens to the KV cache and to themselves; rotary embedding of queries and keys; writes to the KV cache.
 //
-// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head, in
-// decode_attention_many a span of them. The last block of a sequence and KV head to end merges the parts, in their order. A warp has
+// Split over blocks (flash decoding: Dao and others, 2023): a block has CHUNK tokens of one sequence and one KV head, or a span of
+// several chunks (decode_spans). The last block of a sequence and KV head to end merges the parts, in their order. A warp has
 // WARP_TOKENS tokens at a time.
 //
 // Tensor core operands: the first product's left operand is the queries of the KV head's group. Its result, the scores, has the
@@ -13,7 +13,7 @@
 //
 // Invariants
 // - Keys and values of a new token are used as the cache stores them: computing or loading them gives the same bits.
-// - A row's result does not depend on the other rows, except in decode_attention_many, whose spans depend on their number.
+// - A row's result does not depend on the other rows, except in decode_spans: spans and warps depend on the number of rows.
 #pragma once
 #include "decoder/common.cuh"
 #include "e4m3.cuh"
@@ -37,7 +37,6 @@
 const int WARP_TOKENS = 16;
 const int ATTENTION_WARPS = 8;
 const int CHUNK = ATTENTION_WARPS * WARP_TOKENS;
-const int SPAN_WARPS = 4;
 const int PADDED_HEAD = HEAD_SIZE + 8;  // fewer bank conflicts
 static_assert(BLOCK_TOKENS % WARP_TOKENS == 0, "the tokens of a warp are in one cache block");
 
@@ -429,6 +428,7 @@ __device__ __forceinline__ void attend(const Attention& args, float scale) {
 // the next ones while they compute. The second product is transposed: its left operand is the values, 16 elements of a head; its
 // right operand the weights of up to 8 queries, with GROUP_SIZE up to 4 both elements of a weight side by side.
 // `size`: tokens of a span, a multiple of CHUNK: a row has at most as many parts as chunks, for which args.chunks has room.
+template <int SPAN_WARPS>
 __device__ __forceinline__ void attend_span(const Attention& args, float scale, int size) {
   const bool PAIRED = GROUP_SIZE <= 4;
   __shared__ __align__(16) Bits queries[GROUP_SIZE][HEAD_SIZE];
@@ -656,10 +656,20 @@ ATTENTION(decode_attention_late, true, false, 4)
 ATTENTION(decode_attention_cached, true, true, 4)
 #endif
 
-extern "C" __global__ void __launch_bounds__(SPAN_WARPS* WARP, NARROW ? 4 : 3)
-    decode_attention_many(const __grid_constant__ Attention args, float scale, int size) {
-  attend_span(args, scale, size);
-}
+#define SPANS(cache_bits, warps, blocks)                                                     \
+  extern "C" __global__ void __launch_bounds__(warps* WARP, blocks)                          \
+      decode_spans_##warps(const __grid_constant__ Attention args, float scale, int size) {  \
+    attend_span<warps>(args, scale, size);                                                   \
+  }
+
+// Bits of the cache, warps of a thread block, blocks that an SM holds; DecoderKernels.java reads these lines.
+#if CACHE_BITS == 8
+SPANS(8, 4, 4)
+SPANS(8, 8, 2)
+#else
+SPANS(16, 4, 3)
+SPANS(16, 6, 2)
+#endif
 
 // Rotates the queries and keys of a row in place, and writes its keys and values to the cache. A thread has a pack of each half of a
 // head, or a pack of a value; NARROW: a warp then has a head of keys or values.

@@ -86,7 +86,6 @@ final class DecoderKernels implements AutoCloseable {
     private static final int PREFILL_THREADS = 256;
     private static final KernelConstants ATTENTION = new KernelConstants(SOURCE);
     private static final int ATTENTION_THREADS = ATTENTION.value("ATTENTION_WARPS") * WARP;
-    private static final int SPAN_THREADS = ATTENTION.value("SPAN_WARPS") * WARP;
     private static final Layout EMBEDDING = ATTENTION.struct("Embedding");
     private static final Layout MATMUL = CONSTANTS.struct("Matmul");
     private static final Layout ATTENTION_ARRAYS = ATTENTION.struct("Attention");
@@ -96,10 +95,7 @@ final class DecoderKernels implements AutoCloseable {
     private static final Layout GATHERING = ATTENTION.struct("Gathering");
     private static final Layout HEAD_NORMS = ATTENTION.struct("HeadNorms");
     private static final Layout ACTIVATION = ATTENTION.struct("Activation");
-    // Chunks of a span. Sequences of up to MAX_SPAN chunks are not divided into shorter spans than
-    // MIN_SPAN, but into chunks, which 8 warps compute at the same time.
-    private static final int MIN_SPAN = 8;
-    private static final int MAX_SPAN = 16; // a thread block of a longer one would end last
+    private static final int MAX_SPAN = 16; // chunks: a thread block of a longer one would end last
     private static final int TILE = 16; // rows of weights of one tensor core instruction
     private static final int MIN_STAGES = 2;
 
@@ -132,7 +128,7 @@ final class DecoderKernels implements AutoCloseable {
     private final CudaKernel attention;
     private final CudaKernel attentionLate;
     private final CudaKernel attentionCached;
-    private final CudaKernel attentionMany;
+    private final List<Spans> spans; // fewer warps first
     private final CudaKernel rotateAndCache;
     private final CudaKernel top;
     private final CudaKernel sample;
@@ -197,7 +193,11 @@ final class DecoderKernels implements AutoCloseable {
             attentionLate =
                     model.cacheBits == 8 ? attention : module.kernel("decode_attention_late");
             attentionCached = module.kernel("decode_attention_cached");
-            attentionMany = module.kernel("decode_attention_many");
+            spans =
+                    ATTENTION.calls("SPANS").stream()
+                            .filter(call -> call[0] == model.cacheBits)
+                            .map(call -> new Spans(module, call))
+                            .toList();
             rotateAndCache = module.kernel("decode_rotate_and_cache");
             prefillRotateAndCache = module.kernel("prefill_rotate_and_cache");
             gather = module.kernel("prefill_gather");
@@ -533,6 +533,14 @@ final class DecoderKernels implements AutoCloseable {
             boolean keepsOrder,
             boolean besideChain) {}
 
+    /** A kernel of attention by spans: its warps, and how many of its blocks an SM holds. */
+    private record Spans(CudaKernel kernel, int warps, int blocksOfSm) {
+
+        Spans(CudaModule module, int[] call) {
+            this(module.kernel("decode_spans_" + call[1]), call[1], call[2]);
+        }
+    }
+
     /**
      * Writes the keys and values of new tokens, one for each row, to the KV cache, and computes the
      * attention of their queries: the struct {@code Attention}. The kernel reads positions and
@@ -549,17 +557,17 @@ final class DecoderKernels implements AutoCloseable {
                     stream, LaunchSize.of(rows, PREFILL_THREADS).asDependent(), arguments);
         }
         arguments.add((float) (LOG2_E / Math.sqrt(model.headSize)));
-        // As few spans of a sequence as still give each SM about this many thread blocks.
-        int blocksOfSm = model.cacheBits == 8 ? 4 : 2;
-        long spans = Math.max(1, (long) blocksOfSm * multiprocessors / ((long) rows * heads));
-        long span = ceilDiv(of.chunks, spans);
-        boolean usesChunks = spans > 1 && span < MIN_SPAN && of.chunks <= MAX_SPAN;
+        // As few spans of a sequence as still give each SM about two thread blocks. Instead of
+        // several short spans, chunks, which 8 warps compute at the same time.
+        long count = Math.max(1, 2L * multiprocessors / ((long) rows * heads));
+        boolean usesChunks = count > 1 && of.chunks <= MAX_SPAN;
         if (!of.sharesSequences && !of.keepsOrder && !usesChunks) {
-            span = Math.min(Math.max(span, MIN_SPAN), MAX_SPAN);
-            LaunchSize size = LaunchSize.of(heads, SPAN_THREADS);
-            attentionMany.launch(
+            long span = Math.min(ceilDiv(of.chunks, count), MAX_SPAN);
+            int parts = (int) ceilDiv(of.chunks, span);
+            Spans kernel = spans((long) rows * heads * parts);
+            kernel.kernel.launch(
                     stream,
-                    size.withGrid(rows, (int) ceilDiv(of.chunks, span)).asDependent(),
+                    LaunchSize.of(heads, kernel.warps * WARP).withGrid(rows, parts).asDependent(),
                     arguments.add((int) span * CHUNK));
             return;
         }
@@ -570,6 +578,19 @@ final class DecoderKernels implements AutoCloseable {
         CudaKernel kernel = of.sharesSequences ? attentionCached : late ? attentionLate : attention;
         LaunchSize size = LaunchSize.of(heads, ATTENTION_THREADS).withGrid(rows, of.chunks);
         kernel.launch(stream, size.asDependent(), arguments);
+    }
+
+    /**
+     * Returns the kernel whose thread blocks end first. They need waves: in one, as many run as the
+     * SMs hold. A wave takes less time with more warps in a block. Three waves and more take about
+     * as long with either kernel.
+     */
+    private Spans spans(long blocks) {
+        Spans few = spans.get(0);
+        Spans many = spans.get(1);
+        long waves = ceilDiv(blocks, (long) many.blocksOfSm * multiprocessors);
+        boolean fewInOneWave = blocks <= (long) few.blocksOfSm * multiprocessors;
+        return waves == 1 || waves == 2 && !fewInOneWave ? many : few;
     }
 
     /**

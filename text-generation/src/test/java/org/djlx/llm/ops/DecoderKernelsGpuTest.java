@@ -192,9 +192,12 @@ class DecoderKernelsGpuTest {
         }
     }
 
-    /** As two models do, with tiles that two clusters share. */
+    /**
+     * Launches of two models, whose clusters share tiles, have the bits of a launch that runs
+     * alone.
+     */
     @Test
-    void wideProductsOnTwoStreamsAtATimeAreThoseOfOneStream() {
+    void wideProductsAtTheSameTimeAreThoseOfOneAlone() {
         use(16, 0);
         ScalarType type = ScalarType.BFLOAT16;
         int rows = 64;
@@ -203,7 +206,7 @@ class DecoderKernelsGpuTest {
         int launches = 200;
         SplittableRandom random = new SplittableRandom(6);
         NDArray weight = random(random, width, depth, type);
-        List<NDArray> outputs = new ArrayList<>(); // of a stream: a product for each launch
+        List<NDArray> outputs = new ArrayList<>(); // of each stream: a row for each launch
         List<CudaGraph> graphs = new ArrayList<>();
         try (DecoderKernels kernels = kernels(type);
                 CudaStream first = CudaStream.create(device);
@@ -229,8 +232,8 @@ class DecoderKernelsGpuTest {
                                         DecoderKernels.Addend.NONE);
                 launch.accept(0);
                 stream.synchronize();
-                Runnable others = () -> IntStream.range(1, launches).forEach(launch);
-                graphs.add(CudaGraph.capture(stream, others));
+                Runnable laterLaunches = () -> IntStream.range(1, launches).forEach(launch);
+                graphs.add(CudaGraph.capture(stream, laterLaunches));
             }
             IntStream.range(0, 2).forEach(i -> graphs.get(i).launch(both.get(i)));
             both.forEach(CudaStream::synchronize);
@@ -458,11 +461,11 @@ class DecoderKernelsGpuTest {
             float[] actual = all.attend(false, true, 0, rows);
             all.requireNear(actual);
             assertArrayEquals(actual, all.attend(true, true, 0, rows));
-            // By spans of 2,048 tokens, by spans of 1,024, and by chunks.
-            all.requireNear(all.attend(false, false, 0, rows));
-            int third = (16 / cacheBits * processors + 2) / 3;
-            all.requireNear(all.attend(false, false, 0, third));
-            all.requireNear(all.attend(false, false, 0, some.length));
+            // Spans in several waves, by few warps in one, and by many in one; chunks.
+            int[] counts = {rows, processors * 3 / 5, processors / 2, some.length};
+            for (int count : counts) {
+                all.requireNear(all.attend(false, false, 0, count));
+            }
             int row = some.length * groupSize * 2 * headSize; // of that many sequences
             float[] few = Arrays.copyOfRange(actual, row, 2 * row);
             assertArrayEquals(few, all.attend(false, true, some.length, 2 * some.length));
