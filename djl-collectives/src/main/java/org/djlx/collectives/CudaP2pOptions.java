@@ -88,7 +88,9 @@ public final class CudaP2pOptions extends BackendOptions {
         return values.heapSize;
     }
 
-    /** {@return the NCCL options} Their timeout and devices apply to the whole backend. */
+    /**
+     * {@return the NCCL options, with those of {@link Builder#optNcclOptions} that apply to all}
+     */
     public NcclOptions ncclOptions() {
         return ncclOptions;
     }
@@ -139,7 +141,7 @@ public final class CudaP2pOptions extends BackendOptions {
         return Optional.ofNullable(values.topology);
     }
 
-    /** Returns the options that must be the same on all ranks, as text. */
+    /** Returns the options that ranks compare when a group is made: not timeouts, nor NCCL's. */
     @Override
     public String toString() {
         return String.format(
@@ -228,8 +230,9 @@ public final class CudaP2pOptions extends BackendOptions {
         }
 
         /**
-         * Sets the NCCL options. {@code optTimeout}, {@code optWarnAfter}, {@code optDevices},
-         * {@code optBlockingWait} and {@code optDebug} apply to the whole backend.
+         * Sets the NCCL options. Of these, {@code optDevices} and {@code optBlockingWait} apply to
+         * the whole backend, and {@code optTimeout}, {@code optWarnAfter} and {@code optDebug} do
+         * unless this builder sets them.
          */
         public Builder optNcclOptions(NcclOptions options) {
             this.ncclOptions = Required.argument("optNcclOptions: options", options);

@@ -57,7 +57,8 @@ import org.djlx.nativeops.torch.Torch;
  *
  * <ul>
  *   <li>All ranks of the group call the same operators in the same order. An operator is one
- *       operation of the group.
+ *       operation of the group, except that {@code matmulAllReduce} is an all-reduce for each of
+ *       its pieces, and that the scales of rows in float8 are gathered before.
  *   <li>On the CPU a call returns when the result is computed. On a GPU it returns when the
  *       operator is enqueued on the current stream.
  *   <li>Any thread may call, one thread at a time on a group.
@@ -440,7 +441,7 @@ public final class FusedOps {
      * between the layers of a tensor-parallel model, as in TensorRT-LLM and FlashInfer.
      *
      * <pre>
-     *   sum      = partials of all ranks, as allReduce gives them: in rank order, rounded once
+     *   sum      = partials of all ranks, as allReduce gives them
      *   residual = residual + sum
      *   norm     = residual / sqrt(mean(residual²) + epsilon) * weight
      * </pre>
@@ -449,8 +450,8 @@ public final class FusedOps {
      *
      * <ul>
      *   <li>Each line is computed in float32 and rounded once to the element type.
-     *   <li>The new residual has the same bits on the CPU, on GPUs, and as an all-reduce and an
-     *       addition would give.
+     *   <li>The sum is in rank order, unless NCCL reduces (see Paths). The new residual then has
+     *       the same bits on the CPU, on GPUs, and as an all-reduce and an addition would give.
      *   <li>The norm is computed from the rounded residual. It has the same bits on GPUs of one
      *       architecture, except for rows of more than 47 KiB. Otherwise squares may be added in
      *       another order, and a factor may be rounded once more or less in float32.

@@ -12,8 +12,8 @@ import org.djlx.nativeops.host.FailureText;
  * The record of one operation: an entry in a {@link FlightRecorder}'s ring buffer until a later
  * record replaces it, and a JFR event. Times are in ns, of {@link System#nanoTime}.
  *
- * <p>Lock-free: each field is written once, before the state that announces it, and readers read
- * the state first.
+ * <p>Lock-free: each field of the entry is written once, before the state that announces it, and
+ * readers read the state first.
  */
 final class FlightRecord implements OperationTrace {
 
