@@ -5,4 +5,6 @@ set -euo pipefail
 
 # shellcheck source=ci/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../setup.sh"
+# NVSwitch's multicast can take a host out of service.
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
 run_main ci/bench org.djlx.bench.Main "$@"
