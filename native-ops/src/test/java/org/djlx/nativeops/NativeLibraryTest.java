@@ -7,12 +7,12 @@ import static org.junit.jupiter.api.Assertions.assertSame;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.List;
 import org.djlx.nativeops.cuda.Gpus;
 import org.djlx.nativeops.host.InterruptedProbe;
+import org.djlx.nativeops.host.MainProcess;
 import org.junit.jupiter.api.Tag;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -96,7 +96,7 @@ class NativeLibraryTest {
         } finally {
             assertTrue(Thread.interrupted());
         }
-        String output = run(InterruptedProbe.class);
+        String output = MainProcess.run(InterruptedProbe.class);
         assertTrue(output.contains("LIBTORCH: null, interrupted: true"), output);
     }
 
@@ -105,25 +105,9 @@ class NativeLibraryTest {
     @Tag("gpu")
     void aProcessLoadsEachLibraryOfCudaFromOneFile() throws Exception {
         Gpus.require(1);
-        String output = run(LoadedFiles.class);
+        String output = MainProcess.run(LoadedFiles.class);
         List<String> lines = output.lines().filter(line -> line.startsWith("lib")).toList();
         assertEquals(4, lines.size(), output);
         lines.forEach(line -> assertTrue(line.matches(".*: \\[[^,]+]"), line));
-    }
-
-    /** Returns what the main class prints in another process. */
-    private static String run(Class<?> main) throws Exception {
-        Process process =
-                new ProcessBuilder(
-                                System.getProperty("java.home") + "/bin/java",
-                                "-XX:TieredStopAtLevel=1",
-                                "-cp",
-                                System.getProperty("java.class.path"),
-                                main.getName())
-                        .redirectErrorStream(true)
-                        .start();
-        String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
-        assertEquals(0, process.waitFor(), output);
-        return output;
     }
 }

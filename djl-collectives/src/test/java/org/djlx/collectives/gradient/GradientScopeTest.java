@@ -19,7 +19,6 @@ import ai.djl.ndarray.types.Shape;
 import ai.djl.pytorch.engine.PtNDArray;
 import ai.djl.pytorch.jni.JniUtils;
 import ai.djl.training.GradientCollector;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
@@ -29,6 +28,7 @@ import org.djlx.collectives.CollectiveException;
 import org.djlx.collectives.ProcessGroup;
 import org.djlx.collectives.ProcessGroups;
 import org.djlx.collectives.TestArrays;
+import org.djlx.nativeops.host.MainProcess;
 import org.djlx.nativeops.torch.NoGradient;
 import org.djlx.nativeops.torch.ScalarType;
 import org.djlx.nativeops.torch.Torch;
@@ -60,18 +60,7 @@ class GradientScopeTest {
     @ParameterizedTest
     @ValueSource(strings = {"scope", "no gradient"})
     void aProgramMayBeginWithAScope(String call) throws Exception {
-        Process process =
-                new ProcessBuilder(
-                                System.getProperty("java.home") + "/bin/java",
-                                "-XX:TieredStopAtLevel=1",
-                                "-cp",
-                                System.getProperty("java.class.path"),
-                                FirstCall.class.getName(),
-                                call)
-                        .redirectErrorStream(true)
-                        .start();
-        String output = new String(process.getInputStream().readAllBytes(), StandardCharsets.UTF_8);
-        assertEquals(0, process.waitFor(), output);
+        MainProcess.run(FirstCall.class, call); // fails if the program does
     }
 
     @Test
