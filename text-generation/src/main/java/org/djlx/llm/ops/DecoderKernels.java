@@ -582,8 +582,8 @@ final class DecoderKernels implements AutoCloseable {
 
     /**
      * Returns the kernel whose thread blocks end first. They need waves: in one, as many run as the
-     * SMs hold. A wave takes less time with more warps in a block. Three waves and more take about
-     * as long with either kernel.
+     * SMs hold. A wave takes less time with more warps in a block. For more than two waves, few
+     * warps were as fast or faster.
      */
     private Spans spans(long blocks) {
         Spans few = spans.get(0);

@@ -134,6 +134,11 @@ final class WideMatmul {
         return rows <= maxRows && width % 2 == 0 && stride % 2 == 0;
     }
 
+    /** Returns whether two clusters share a tile: for tests. */
+    boolean sharesTiles(int rows, QuantizeKernels.Matrix weight) {
+        return cheapest(rows, weight).clusters > 1;
+    }
+
     private Variant cheapest(int rows, QuantizeKernels.Matrix weight) {
         long rowBytes = weight.depth() * type.itemSize();
         return variants.stream()

@@ -215,6 +215,7 @@ class DecoderKernelsGpuTest {
             for (CudaStream stream : both) {
                 WideMatmul matmul = kernels.wideMatmul(manager);
                 assumeTrue(matmul != null, "wide matmuls need a Hopper GPU");
+                assertTrue(matmul.sharesTiles(rows, stored(weight, manager)));
                 NDArray x = random(random, rows, depth, type);
                 NDArray output = Torch.empty(manager, new Shape(launches, rows * width), type);
                 outputs.add(output);
