@@ -20,7 +20,7 @@
 #     a tensor-parallel transformer block, forward and backward, beside its matmuls alone, and those with its attention
 #   ci/bench.sh decode [arguments of `ci/bench/run.sh bench-decode`]
 #     text from a Llama: loading, decode steps, the first token of a long prompt, clients of the HTTP server. On all GPUs of
-#     the host, a model of 8B's sizes beside PyTorch, also by torch.compile, if python3 has it; then without PyTorch and
+#     the host, a model of 8B's sizes beside PyTorch, on one GPU also by torch.compile, if python3 has it; then without PyTorch and
 #     with fp8 weights and cache, into FILE-fp8.json; on one GPU also with int4 weights for few sequences, into FILE-int4.json.
 #     Not for models with experts, which have no fp8 weights: use `ci/bench/run.sh bench-decode --model 30b-a3b-12l`.
 #     Without GPUs, a tiny model on 2 CPU ranks, then `ci/bench.sh llama-cpp` if npm is installed
@@ -31,7 +31,8 @@
 #     a random Llama on CPUs, 110m unless given, beside llama.cpp, which npm downloads, and, with JDK 21 or newer, Jlama; in turns, for
 #     each type of weights, with 1 and 2 threads and with 2 ranks; prints a table for each
 # FILE.json is that of --json, by default a file in ci/results, which git tracks: give another one to try.
-# DJLX_PYTHON=python3 measures on the PyTorch that pip has installed.
+# All GPUs are used, or those of CUDA_VISIBLE_DEVICES. DJLX_PYTHON=python3 measures on the PyTorch that pip has installed, and beside it;
+# CLASSPATH then names the CUDA presets (docs/performance.md).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -40,9 +41,7 @@ source "$root/ci/setup.sh"
 
 peer_jars=$root/djl-collectives/target/peer
 work=$root/ci/target
-
-# NVSwitch's multicast can take a host out of service.
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1
+peer_python=${DJLX_PYTHON:-python3}
 
 # commit: prints the state of the code, with "-dirty" if files differ from it; nothing without git.
 commit() {
@@ -101,7 +100,7 @@ common_options() {
 
 # gpus: prints the number of GPUs of this host.
 gpus() {
-  nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true
+  gpu_names | wc -l
 }
 
 # compile_early: makes JVMs compile early and with C1 only. Otherwise C1's code counts calls for C2, and during the first thousands
@@ -115,7 +114,7 @@ bench_gpu() {
   local json='' ranks='' commit status=0 cold
   local -a args=()
   compile_early
-  [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
+  [[ " $*" == *" --torch"* ]] || args+=(--torch "$peer_python")
   commit=$(commit)
   common_options "$@"
   ranks=${ranks:-$(gpus)}
@@ -153,7 +152,7 @@ bench_train() {
   common_options "$@"
   [[ $json == "$root/ci/results/train.json" ]] || block=${json%.json}-block.json
   if (($(gpus) > 0)); then
-    [[ " $*" == *" --torch"* ]] || args+=(--torch python3)
+    [[ " $*" == *" --torch"* ]] || args+=(--torch "$peer_python")
     both=(--commit "$commit")
     [[ -z $ranks ]] || both+=(--ranks "$ranks")
     "$root/ci/bench/run.sh" bench-train --json "$json" "${both[@]}" "${args[@]}" || status=$?
@@ -161,7 +160,7 @@ bench_train() {
     args=()
     ranks=''
   fi
-  for option in --torch=python3 --layers=3 --width=128 --hidden=128 --rows=32 --steps=500 --rounds=4; do
+  for option in --torch="$peer_python" --layers=3 --width=128 --hidden=128 --rows=32 --steps=500 --rounds=4; do
     [[ " ${args[*]}" == *" ${option%%=*}"* ]] || args+=("$option")
   done
   CUDA_VISIBLE_DEVICES='' OMP_NUM_THREADS=1 "$root/ci/bench/run.sh" bench-train --json "${json%.json}-cpu.json" \
@@ -188,7 +187,7 @@ bench_decode() {
   if ((count > 0)); then
     defaults=(--device=gpu --model=8b "$batches" "$clients" --answer-tokens=256)
     json=${json:-$root/ci/results/decode.json}
-    [[ " ${args[*]}" == *" --torch"* ]] || torch=(--torch=python3)
+    [[ " ${args[*]}" == *" --torch"* ]] || torch=(--torch="$peer_python")
   else
     defaults=(--long-prompt=512)
     json=${json:-$root/ci/results/decode-cpu.json}

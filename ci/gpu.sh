@@ -45,7 +45,8 @@ done
 
 # CUDA numbers GPUs as nvidia-smi does.
 export CUDA_DEVICE_ORDER=PCI_BUS_ID
-names=$(nvidia-smi ${CUDA_VISIBLE_DEVICES+"--id=$CUDA_VISIBLE_DEVICES"} --query-gpu=name --format=csv,noheader 2>/dev/null) && [[ -n $names ]] ||
+names=$(gpu_names)
+[[ -n $names ]] ||
   die "no test ran: nvidia-smi shows no GPU${CUDA_VISIBLE_DEVICES+ of CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES'}"
 mapfile -t gpus <<<"$names"
 

@@ -228,6 +228,14 @@ use_installed_torch() {
   eval "$exports"
 }
 
+# gpu_names: prints the name of each GPU, or of each of CUDA_VISIBLE_DEVICES; nothing without a GPU.
+gpu_names() {
+  local names
+  # nvidia-smi prints errors like names.
+  names=$(nvidia-smi ${CUDA_VISIBLE_DEVICES+"--id=$CUDA_VISIBLE_DEVICES"} --query-gpu=name --format=csv,noheader 2>/dev/null) || return 0
+  [[ -z $names ]] || printf '%s\n' "$names"
+}
+
 # run_main MODULE CLASS ARG...: runs a main class, or a source file, with the class path of a module, and builds the module first
 # if a source is newer than the last build. JVM options go into JDK_JAVA_OPTIONS, which java itself reads; CLASSPATH is appended,
 # for the programs to be launched.
